@@ -202,8 +202,16 @@ def _waits(run: RunSettings) -> list[str]:
     )
     if config.mode != "explore":
         waits.append("round k trains when its exploration has ended and round k-1 has trained")
-        waits.append(f"{_every(config.evaluation.every, 'round')}, and after the last, the new policy is evaluated")
+        waits.append(
+            _evaluated(config, f"{_every(config.evaluation.every, 'round')}, and after the last, the new policy")
+        )
     return waits
+
+
+def _evaluated(config: RftConfig, what: str) -> str:
+    """The line about evaluations; ``what`` names when, and which policy."""
+    held_out = config.buffer.explorer_input.eval_tasksets
+    return f"{what} is evaluated" if held_out else "no policy is evaluated: there are no eval_tasksets"
 
 
 def _online_waits(config: RftConfig, rows: int) -> list[str]:
@@ -242,5 +250,5 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
             "ends"
         )
         evaluated = _every(config.evaluation.every, "explore batch", "explore batches")
-        waits.append(f"{evaluated} trained, and after the last, the policy is evaluated")
+        waits.append(_evaluated(config, f"{evaluated} trained, and after the last, the policy"))
     return waits

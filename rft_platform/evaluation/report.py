@@ -67,11 +67,11 @@ def comparison_table(compared: Sequence[Comparison]) -> str:
 
 
 def comparison_cell(compared: Comparison) -> str:
-    """Format a difference and its interval: ``+12.5% (+4.1% to +20.3%)``."""
-    share = compared.metric.endswith("_pass")
+    """Format a difference and its interval; that of pass rates as ``+12.5 points (+4.1 to +20.3)``."""
+    points = compared.metric.endswith("_pass")
     values = (compared.difference, compared.low, compared.high)
-    shown, low, high = (f"{value:+.1%}" if share else f"{value:+.4f}" for value in values)
-    return f"{shown} ({low} to {high})"
+    shown, low, high = (f"{100 * value:+.1f}" if points else f"{value:+.4f}" for value in values)
+    return f"{shown}{' points' if points else ''} ({low} to {high})"
 
 
 def data_uri(png: bytes) -> str:

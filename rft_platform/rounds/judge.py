@@ -1,6 +1,7 @@
 """Judge stage of a round: rewards and advantages for its stored rollouts, by the configured judge or another one.
 
-Earlier judgements are kept: ``figures`` reads the active one, ``restore`` activates an earlier one again.
+Judgements of other judge versions are kept, and so is one that a training has read: ``figures`` reads the active one,
+``restore`` activates an earlier one again.
 """
 
 import logging
@@ -9,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+import pyarrow as pa
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
@@ -22,6 +25,7 @@ from rft_platform.experience.quality import (
     check_rollouts,
 )
 from rft_platform.experience.record import REWARD_ROUNDING, TRUNCATED_METRIC, JudgedRow, RolloutRow
+from rft_platform.experience.schema import judged_to_table
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.experience.transcripts import rollout_transcripts
 from rft_platform.judging.execution.judge_rollouts import (
@@ -67,8 +71,9 @@ class JudgementFigures:
 def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> Judged:
     """Judge a round's stored rollouts and activate the judgement if it is sound; returns the round's report.
 
-    ``other`` replaces the configured judge. Earlier judgements are kept beside the new one. Raises StorageError if the
-    round has no rollouts, and JudgeUnavailableError if a judge model does not answer; nothing is judged then.
+    ``other`` replaces the configured judge. Judgements of other judge versions are kept beside the new one. Raises
+    StorageError if the round has no rollouts, JudgeUnavailableError if a judge model does not answer, and UserError if
+    the judgement would replace a different one that a training has read; nothing is stored then.
     """
     started, store = perf_counter(), project.store
     refuse_damaged_rows(store, round_number, Explored)
@@ -95,12 +100,13 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     replaced = _own_rewards(rows, judges)
     if replaced and other is None:
         _warn_of_replaced_rewards(replaced, read(store, round_number - 1).judged)
+    _refuse_to_replace(project, round_number, version, judged.rows)
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
     if sound := _may_be_in_force(rollouts_found, judged_found):
         store.put_in_force(round_number, version)
     figures = reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None)
-    earlier = record.judged or Judged()
+    earlier, seconds = record.judged or Judged(), perf_counter() - started
     made = Judged(
         judge_version=version,
         sound=sound,
@@ -108,11 +114,12 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         mean_reward=figures.pop("mean_reward"),
         judge_names={**earlier.judge_names, version: name_of(judges)},
         judge_codes={**earlier.judge_codes, version: keep_user_code(project, *_named_by(other))},
+        judge_seconds={version: seconds, **_seconds_of(earlier)},
         judge_errors=len(judged.errors),
         own_rewards_replaced=replaced or None,
         operators=list(judged.operators),
         operators_version=pipeline.version,
-        seconds=perf_counter() - started,
+        seconds=seconds,
         figures={
             **usage_of(judges),
             **figures,
@@ -124,6 +131,45 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     )
     write(store, round_number, made)
     return made
+
+
+def _refuse_to_replace(project: Project, round_number: int, version: str, rows: Sequence[JudgedRow]) -> None:
+    """Raise UserError if a training has read a judgement of ``version`` that has other rows than the new one."""
+    stored = _by_row(project.store.read_judged(round_number, version))
+    if not stored:
+        return
+    new = _by_row(judged_to_table(rows))
+    changed = sum(stored.get(name) != new.get(name) for name in stored.keys() | new.keys())
+    if changed and (training := _training_on(project, round_number, version)) is not None:
+        raise UserError(
+            f"the training of {round_key(training)} read judgement {version} of {round_key(round_number)}; the judge "
+            f"has the same version and judges {changed:,} of {len(new):,} rows differently now: nothing was stored. "
+            "Give it another version (other --args or other code), use another judge, or, if its model failed for some "
+            "runs, judge again later"
+        )
+
+
+def _seconds_of(earlier: Judged) -> dict[str, float]:
+    """The time that each judgement of a round took, by judge version."""
+    seconds = earlier.seconds_of(earlier.judge_version)
+    return {**earlier.judge_seconds, **({} if seconds is None else {earlier.judge_version: seconds})}
+
+
+def _by_row(table: pa.Table) -> dict[str, dict[str, Any]]:
+    return {row["row_id"]: row for row in table.to_pylist()}
+
+
+def _training_on(project: Project, round_number: int, version: str) -> int | None:
+    """The first round whose training of any policy read the round's rows with this judgement, both as they are now."""
+    now = project.store.digest(round_number, judge_version=version)
+    for number in (number for number in project.store.rounds() if number >= round_number):
+        record = read(project.store, number)
+        for name in project.policies:
+            trained = record.trained(name)
+            settled = {} if trained is None else trained.lineage.get("row_selection") or {}
+            if settled.get("digests", {}).get(str(round_number)) == now:
+                return number
+    return None
 
 
 def _warn_of_replaced_rewards(replaced: int, before: Judged | None) -> None:
@@ -331,6 +377,7 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
         mean_reward=figures.pop("mean_reward"),
         judge_names=earlier.judge_names,
         judge_codes=earlier.judge_codes,
+        judge_seconds=_seconds_of(earlier),
         judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
         restored=True,
         seconds=perf_counter() - started,

@@ -4,6 +4,7 @@ Everything runs in a temporary home, with the engine, the workflow runner, the r
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.cluster.this_process import terminable
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import JudgeUnavailableError, UserCodeError, UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 #: Value of ``--model``: a random model of a million parameters, built from code. Its answers mean nothing.
 TINY = "tiny"
+_DIGITS = 18  # of a number that no task has more of
 SLOW_S = 10.0  # seconds after which a run is reported as slow
 _SAMPLE = {"question": "What is 17+25?", "answer": "42"}
 _TASKSET = ("buffer", "explorer_input", "taskset")
@@ -72,7 +74,7 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
     """Run and judge one task.
 
     Raises UserError if the workflow, the judge, the task or the model cannot be loaded, and UserCodeError with the
-    workflow's own error if the run fails.
+    workflow's own error if the run fails. If the judge fails, the judgement has its error.
     """
     with _scratch_project(wanted) as project:
         from rft_platform.rollout.runner.run_rollouts import run_rollouts
@@ -94,7 +96,7 @@ def run_one_task(wanted: Wanted, *, seed: int = 0) -> DebugRun:
                     engine, [task], how_to_run(project), round=1, batch=0, repeat_times=1, seed=seed, limits=limits,
                     auxiliary_models=auxiliaries, policies=policies,
                 )  # fmt: skip
-            judge, judgement = _judged(project, taskset, task, batch.rows)
+            judge, judgement = _judged_or_error(project, taskset, task, batch.rows)
         seconds = time.perf_counter() - started
         pieces = _pieces({DEFAULT_POLICY: engine, **policies}, batch.rows)
         return DebugRun(task, batch.rows, pieces, judge, judgement, seconds)
@@ -224,11 +226,25 @@ def _chosen_task(project: Project, wanted: Wanted) -> "Task":
     tasks = project.tasks.tasks
     if wanted.task.lstrip().startswith("{"):
         return tasks[0]
-    if not wanted.task.isdigit() or int(wanted.task) >= len(tasks):
+    if not wanted.task.isdecimal() or len(wanted.task) > _DIGITS or int(wanted.task) >= len(tasks):
         raise UserError(
-            f"--task {wanted.task}: expected a number from 0 to {len(tasks) - 1}, or the task as a JSON object"
+            f"--task {wanted.task[:80]}: expected a number from 0 to {len(tasks) - 1}, or the task as a JSON object"
         )
     return tasks[int(wanted.task)]
+
+
+def _judged_or_error(
+    project: Project, taskset: "Taskset", task: "Task", rows: list[RolloutRow]
+) -> tuple[str | None, RunJudgement | None]:
+    """Like ``_judged``, but the error of a judge that failed is in the judgement, so that the run can be shown."""
+    from rft_platform.rounds.setup.taskset_binding import judge_of
+
+    try:
+        return _judged(project, taskset, task, rows)
+    except (UserCodeError, JudgeUnavailableError) as error:
+        spec = judge_of(project, taskset)
+        failed = RunJudgement(rows[0].run_id, task.task_id, math.nan, error=str(error))
+        return None if spec is None else spec.name, failed
 
 
 def _judged(

@@ -17,12 +17,14 @@ def what_is_next(project: "Project") -> str:
 
     recorded, is_driven = _known_launches(project), driver_is_running(project.home)
     cut = [] if is_driven else sorted(recorded.interrupted)
+    start = "starting policy" if project.config.warm_start is None else "warm start"
     text = describe_plan(
         plan_next(observe(project, replace(recorded, running=recorded.running - set(cut)))),
         1 if project.config.mode == "bench" else project.rounds_budget,
+        start,
     )
     if cut:
-        names = ", ".join(_launch_name(*launch) for launch in cut)
+        names = ", ".join(_launch_name(*launch, start) for launch in cut)
         text = f"interrupted: {names} (its process has ended); `rft run` continues it; {text}"
     return f"`rft run` or `rft demo` is driving this project; {text}" if is_driven else text
 
@@ -40,17 +42,17 @@ def _known_launches(project: "Project") -> "Launches":
         return launches(instance)
 
 
-def describe_plan(plan: "Plan", rounds_budget: int) -> str:
-    """Describe a plan in one line."""
+def describe_plan(plan: "Plan", rounds_budget: int, start: str = "warm start") -> str:
+    """Describe a plan in one line; ``start`` is the name of the launch that makes round 0."""
     if plan.finished:
         return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
     if plan.failed:
         return f"failed: {plan.failed}"
-    launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]
+    launches = [f"next: {_launch_name(action.kind, action.round, start)}" for action in plan.actions]
     return "; ".join([*launches, *plan.waiting])
 
 
-def _launch_name(kind: str, number: int) -> str:
+def _launch_name(kind: str, number: int, start: str) -> str:
     from rft_platform.experience.file_names import round_key
 
-    return kind.replace("_", " ") if kind == "warm_start" else f"{kind} {round_key(number)}"
+    return start if kind == "warm_start" else f"{kind} {round_key(number)}"

@@ -220,9 +220,14 @@ def _file_layer(file: Path, arguments: TuneArguments) -> tuple[Layer, tuple[str,
 
 def _require(arguments: TuneArguments, file: Layer) -> None:
     if arguments.model is None and not value_at(file, "model.model_path"):
-        raise UserError("tune: there is no model; give model=TunerModelConfig(model_path=..., max_model_len=...)")
+        raise UserError(
+            "tune: there is no model; give model=TunerModelConfig(model_path=..., max_model_len=...), or in the shell "
+            "--model and --max-model-len"
+        )
     if arguments.train_dataset is None and not value_at(file, f"{_TASKSET_KEY}.path"):
-        raise UserError("tune: there are no tasks; give train_dataset=DatasetConfig(path=...)")
+        raise UserError(
+            "tune: there are no tasks; give train_dataset=DatasetConfig(path=...), or in the shell --dataset"
+        )
     mode = value_at(file, "mode")
     if mode not in (None, "both"):
         raise UserError(

@@ -68,6 +68,20 @@ def test_a_workflow_with_its_transcript_rows_and_reward(agent: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_the_run_is_shown_if_its_judge_fails(agent: Path, tmp_path: Path) -> None:
+    (tmp_path / "strict.py").write_text("def judge(task, response):\n    return task['no_such_column']\n")
+    options = ("workflow", f"{agent}:two_turns", "--judge", f"{tmp_path / 'strict.py'}:judge")
+    shown = run(*options)
+    assert shown.returncode == 1
+    for part in ("Are you sure?", "assistant (step 1)", "no_such_column"):
+        assert part in shown.stdout, part
+    failed = run(*options, "--json")
+    found = json.loads(failed.stdout)
+    assert (failed.returncode, len(found["calls"]), found["reward"]) == (1, 2, None)
+    assert "no_such_column" in found["judge_error"]
+
+
+@pytest.mark.slow
 def test_a_workflow_calls_the_policies_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(GAME)
     (tmp_path / "tasks.jsonl").write_text('{"question": "Say a number.", "answer": "7"}\n')
@@ -214,6 +228,7 @@ def test_a_model_with_the_settings_of_a_file(write_config: Callable[..., Path], 
         (("judge", "42", "--judge", "judge.py"), "judge 'judge.py': names a file without a function; write judge.py:"),
         (("workflow", "agent.py"), "workflow 'agent.py': names a file without a function; write agent.py:solve"),
         (("judge", "42", "--judge", "numeric", "--task", "7"), "expected a number from 0 to 0"),
+        (("judge", "42", "--judge", "numeric", "--task", "²"), "expected a number from 0 to 0"),
         (("judge", "42", "--judge", "numeric", "--task", "{"), "--task: expected a number or a JSON object"),
     ],
 )

@@ -40,6 +40,7 @@ from rft_platform.rounds.project.record import (
     read,
     write,
 )
+from rft_platform.rounds.reporting.round_history import time_split
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.run import start
 from rft_platform.run.project_checks import is_finished
@@ -166,6 +167,8 @@ def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rf
     }  # fmt: skip
     assert second[4:] == ["–", "–", "–"], "this round has no scores"
     refused = rft("models", "compare", 3, 1).stderr
+    compared = rft("models", "compare", 1, 2)
+    assert compared.exit_code == 2 and "`rft eval --all` evaluates every version" in " ".join(compared.stderr.split())
     assert "no policy version 3: there are 0, 1, 2; model version 3 is policy version 2" in refused
 
 
@@ -194,7 +197,7 @@ def test_the_command_names_the_first_step_of_a_new_project(
 ) -> None:
     start.write_config(home, load_config(write_config()))
 
-    assert rft("rounds").stdout.splitlines()[-1] == "next: warm start"
+    assert rft("rounds").stdout.splitlines()[-1] == "next: starting policy"
 
 
 def test_the_summary_compares_the_start_with_the_last_evaluation(project: Project, tmp_path: Path) -> None:
@@ -263,6 +266,21 @@ def test_the_table_distinguishes_a_later_judgement_from_the_trained_one(
     assert "r0001: judged again after its training" in table
 
 
+def test_a_later_judgement_does_not_change_what_a_round_took(project: Project) -> None:
+    store, wall = project.store, 9.0
+    write(store, 1, replace(read(store, 1).trained(), lineage={"judge_version": "old-1"}))
+    names = {"old-1": "exact_match"}
+    write(store, 1, Judged(seconds=0.5, judge_version="old-1", judge_names=names))
+    before = time_split(read(store, 1), wall)
+    assert (before["judge"], before["overhead"]) == (0.5, 0.5)
+    names |= {"new-2": "llm"}
+    later = Judged(seconds=50.0, judge_version="new-2", judge_names=names, judge_seconds={"old-1": 0.5, "new-2": 50.0})
+    write(store, 1, later)
+    assert time_split(read(store, 1), wall) == before
+    write(store, 1, Judged(seconds=50.0, judge_version="new-2", judge_names=names))  # the earlier time was not recorded
+    assert not {"judge", "overhead"} & time_split(read(store, 1), wall).keys()
+
+
 def test_rows_of_an_earlier_training_are_reported(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
@@ -317,7 +335,7 @@ def test_a_launch_whose_driver_died_is_called_interrupted(
         run = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=dead)
         said = rft("rounds").stdout.splitlines()[-1]
         assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED, "looking repairs nothing"
-    assert said == "interrupted: warm start (its process has ended); `rft run` continues it; next: warm start"
+    assert said == "interrupted: starting policy (its process has ended); `rft run` continues it; next: starting policy"
 
 
 def test_the_trace_of_a_round_without_training_is_its_parents(

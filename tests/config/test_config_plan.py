@@ -85,6 +85,7 @@ def test_the_plan_lists_where_processes_run_and_what_waits(make_config: MakeConf
         warm_start={"path": "o/d"},
         monitor__monitor_type="wandb",
         engine__kind="transformers",
+        buffer__explorer_input__eval_tasksets=[{"path": "o/held-out"}],
     )
     text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "engine     transformers engine, 1 x cpu" in text
@@ -109,6 +110,7 @@ def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
     assert "explore batches follow one another without waiting; after every 2 of them the engine loads newer" in text
     assert "rows more than 3 policy versions old are not trained" in text
     assert "a training starts as soon as the experiences of one step are stored" in text
+    assert "no policy is evaluated: there are no eval_tasksets" in text and "after the last" not in text
     config = make_config(synchronizer__sync_style="dynamic_by_trainer", synchronizer__sync_interval=3)
     text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "a training starts as soon as the experiences of 3 steps are stored" in text

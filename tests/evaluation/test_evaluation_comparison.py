@@ -99,7 +99,7 @@ def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make)
     assert reward.difference == pytest.approx(0.4375)
     assert passes.low < 0.375 < passes.high
     assert passes.named()["vs_start/sampled_pass_low"] == passes.low
-    assert "start (v0), sampled_pass | +37.5% (" in comparison_table(found)
+    assert "start (v0), sampled_pass | +37.5 points (+" in comparison_table(found)
     assert Comparison(**asdict(passes)) == passes
     back = compare(start, better, "sampled_pass", "champion")
     assert back is not None

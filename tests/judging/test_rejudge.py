@@ -23,7 +23,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.judge_context import BudgetSpentError
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, read, write
+from rft_platform.rounds.project.record import Explored, Trained, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
 from rft_platform.run.project_checks import check_may_start
 from rft_platform.run.start import write_config
@@ -164,14 +164,18 @@ def test_the_judge_of_a_run_configuration() -> None:
     ("arguments", "told"),
     [
         (["--rounds", "3-1"], "expected a round, a range or several of them"),
-        (["--rounds", "7"], "no rollouts to judge in r0007;"),
-        (["--rounds", "5,7-99"], "no rollouts to judge in r0005, r0007 to r0099;"),
+        (["--rounds", "7"], "--rounds '7': expected rounds up to the newest one, r0002; see `rft rounds`"),
+        (["--rounds", "5,7-99"], "expected rounds up to the newest one, r0002"),
         (["--rounds", "1", "--judge", "numeric", "--args", "tolerance: 1"], "expected JSON"),
         (["--rounds", "1", "--judge", "nomeric"], "did you mean 'numeric'"),
         (["--rounds", "1", "--args", '{"tolerance": 1}'], "without a judge"),
         (["--rounds", "1", "--pairs", "pairs.txt"], "expected a .jsonl or .parquet file"),
         (["--rounds", "1", "--pairs", "pairs.jsonl", "--judge", "numeric"], "leave out --judge, --args, --restore"),
         (["--rounds", "1", "--pairs", "pairs.jsonl", "--restore", "feed"], "leave out --judge, --args, --restore"),
+        (["--rounds", "1-2000000"], "--rounds '1-2000000': expected rounds up to the newest one, r0002"),
+        (["--rounds", "²"], "--rounds '²': expected a round, a range or several of them"),
+        (["--rounds", "1-2-3"], "expected a round, a range or several of them"),
+        (["--rounds", "9" * 5000], "expected a round, a range or several of them"),
         (["--rounds", "1", "--all-pairs"], "give --pairs, too"),
         (["--rounds", "1", "--margin", "0.5"], "give --pairs, too"),
     ],
@@ -215,6 +219,32 @@ def test_a_reward_replaced_by_the_judge_is_reported_once(project: Project, caplo
     assert judge(project, 1).own_rewards_replaced is None
 
 
+def test_a_judgement_that_a_training_read_is_not_replaced_by_another(project: Project, tmp_path: Path) -> None:
+    factor = tmp_path / "factor.txt"
+    factor.write_text("1")
+    (tmp_path / "j.py").write_text(
+        "from pathlib import Path\n"
+        f"def scaled(task, response): return len(str(response)) * float(Path({str(factor)!r}).read_text())\n"
+    )
+    chosen, store = other_judge(f"{tmp_path / 'j.py'}:scaled", {}, []), project.store
+    version = judge(project, 1, chosen).judge_version
+    factor.write_text("2")
+    assert judge(project, 1, chosen).judge_version == version  # no training has read the earlier one
+    before = store.digest(1, judge_version=version)
+    lineage = {"row_selection": {"digests": {"1": before}}}
+    write(store, 2, Trained("there", 1, "w", 1, {}, {}, 0.0, lineage=lineage))
+    assert judge(project, 1, chosen).sound  # the same rows
+    factor.write_text("3")
+    with pytest.raises(
+        UserError, match=rf"training of r0002 read judgement {version} of r0001.* 8 of 8 rows .*version"
+    ):
+        judge(project, 1, chosen)
+    assert store.digest(1, judge_version=version) == before
+    assert judge(project, 1, other_judge("numeric", {}, [])).judge_version != version
+    project.store.write_rollouts(1, 0, [replace(row, run_reward=0.5) for row in rollouts(project, 1)])
+    assert judge(project, 1, chosen).judge_version == version  # explored again: the training read other rows
+
+
 def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"base_url": "https://host/v1", "model": "grader", "api_key_env": "KEY_OF_THE_JUDGE"}
     arguments = {"model": model, "criteria": {"tone": "it is friendly"}}
@@ -246,6 +276,7 @@ def test_the_command_compares_with_the_earlier_judgement_and_restores_it(project
     assert note.judge_names == {before: "exact_match", now: "numeric"}
     assert note.judge_codes == {before: None, now: None}  # no user code
     assert (note.judge_version, note.mean_reward, note.rows, note.sound) == (before, 0.125, 8, True)
+    assert note.judge_seconds.keys() == {before, now}
     for arguments, message in (
         (
             ["--restore", "feed"],

@@ -26,6 +26,7 @@ from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.sqlite_reader import read_versions
 from rft_platform.rounds.project.record import Judged, write
 from rft_platform.rounds.reporting.lineage import trace_checkpoint, trace_row
+from rft_platform.rounds.reporting.model_card import CardFacts, model_card
 from tests.experience.samples import step_row
 from tests.support.records import selected
 
@@ -279,7 +280,7 @@ def test_a_long_chain_is_printed_in_part(world: World) -> None:
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160), shown=1)
     assert "policy version 24" in text.getvalue() and "policy version 8," not in text.getvalue()
-    assert "... and 2 earlier trainings, on 3 rows (--all shows them)" in text.getvalue()
+    assert "... and before that 1 training on 3 rows after a warm start with 1 checkpoint" in text.getvalue()
     text = StringIO()
     print_row(trace_row(rollout(1, 0).row_id, world.store, world.checkpoints), Console(file=text, width=160), shown=1)
     assert "1 earlier checkpoint" in text.getvalue() and "version 24" in text.getvalue()
@@ -322,6 +323,21 @@ def test_a_checkpoint_of_another_home_is_not_compared_with_the_rows_of_this_one(
     trace = trace_checkpoint(world.folder(24), here, project=("demo", name), verify=True)
     assert [(step.data_unchanged, step.rollouts) for step in trace.trainings] == [(None, ())] * 3
     assert trace.trainings[0].code_version == "abc1"
+    assert [(step.rows_trained, step.rows_dropped) for step in trace.trainings] == [(3, 1), (3, 1), (None, 0)]
+    assert trace.to_json()["rows_trained"] == 6
+    text = StringIO()
+    print_chain_summary(trace, Console(file=text, width=160))
+    assert "before that   1 training on 3 rows after a warm start with 1 checkpoint, from" in text.getvalue()
+    facts = CardFacts("title", [], "digest", merged=False)
+    card = model_card(trace, None, facts)
+    assert "| trainings | 2, after a warm start with 1 checkpoint |" in card and "| rows trained on | 6 |" in card
+    publish(world.folder(24), 24, world.folder(8), 8, {"round": 3, "dataset": "d.parquet", "dataset_rows": 9})
+    trace = trace_checkpoint(world.folder(24), here, project=("demo", "other"))
+    assert (trace.trainings[0].rows_trained, trace.to_json()["rows_trained"]) == (9, 12)
+    publish(world.folder(24), 24, world.folder(8), 8, {"round": 3})  # nothing is recorded
+    trace = trace_checkpoint(world.folder(24), here, project=("demo", "other"))
+    assert (trace.trainings[0].rows_trained, trace.to_json()["rows_trained"]) == (None, None)
+    assert "| rows trained on | not recorded for every training |" in model_card(trace, None, facts)
 
 
 def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:

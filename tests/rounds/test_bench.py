@@ -175,7 +175,7 @@ def test_the_table_has_a_score_or_a_reason_for_every_policy(project: Project) ->
     note(project, measured(project, 1, 6), promoted=True)
     page = write_bench(project).read_text()
     assert "| round 0 (v0) | held-out | 25.0% | – | 0.2500 |" in page
-    assert "| round 1 (v1), promoted | held-out | 75.0% | – | 0.7500 | +50.0% (" in page
+    assert "| round 1 (v1), promoted | held-out | 75.0% | – | 0.7500 | +50.0 points (" in page
     assert "| round 2 (v2) | the weights of round 1 |" in page
     assert "| round 3 (v3) | not measured yet |" in page
     assert "| round 4 (v4) | its weights were removed |" in page

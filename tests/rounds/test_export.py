@@ -161,6 +161,18 @@ def test_the_figures_of_the_card_are_those_of_the_registry(full: Path, project: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_verified_trace_fails_if_the_rows_have_changed(full: Path, project: Project, form: list[str]) -> None:
+    command = ["trace", "models:/shop-helper@champion", "--verify", *form]
+    assert (same := CliRunner().invoke(app, command)).exit_code == 0, same.output
+    row = JudgedRow("0", "group", "run0", 0, 0.5, {}, "judge-1", 1.0)
+    project.store.write_judged(1, "judge-1", [row])
+    changed = CliRunner().invoke(app, command)
+    assert changed.exit_code == 1
+    assert ('"data_unchanged": false' if form else "its rows have CHANGED since") in changed.stdout
+
+
+@pytest.mark.slow
 def test_a_version_with_full_weights_is_copied_without_the_trainers_files(full: Path, tmp_path: Path) -> None:
     done = export(4, "--merged", tmp_path / "out")
     assert done.exit_code == 0, done.output

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.home import Home
+from rft_platform.experience.maintenance import retire_round
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.online.project import open_project
@@ -98,7 +100,8 @@ def test_the_newest_round_is_shown_first(store: ExperienceStore) -> None:
         (Search(first=1, last=2, version=4), 4),
         (Search(taskset="other"), 0),
         (Search(least=1e9), 0),
-        (Search(first=1, page=1), 0),
+        (Search(first=1, page=1), 8),  # beyond the end: the last page
+        (Search(text="nowhere", page=7), 0),
     ],
 )
 def test_a_search_finds_whole_runs(store: ExperienceStore, search: Search, runs: int) -> None:
@@ -229,6 +232,29 @@ def test_pages_need_the_token_and_escape_text(url: str) -> None:
         assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
 
 
+def test_the_task_of_a_run_of_an_earlier_round_has_a_link_that_works(
+    url: str, store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MOST_ROUNDS", 2)
+    store.write_rollouts(3, 0, rollouts(1, 1, round=3, task_id="another"))
+    store.write_rollouts(4, 0, rollouts(1, 1, round=4, task_id="another"))
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        listed = client.get("/runs?first=1&last=1").text
+        for page in (listed, client.get(find_runs_link(listed)).text):
+            link = re.search(r'"(/tasks/task-0[^"]*)"', page)
+            assert link is not None
+            assert client.get(link[1]).status_code == 200, link[1]
+        assert '"/tasks/another"' in client.get("/runs").text
+
+
+def test_a_search_says_which_rounds_were_retired(url: str, store: ExperienceStore) -> None:
+    retire_round(store, 1)
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}) as client:
+        page = client.get("/runs?first=1").text
+        assert "Round 1: 4 rollout rows were retired on" in page and "they were deleted." in page
+        assert "were retired" not in client.get("/runs").text
+
+
 def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> None:
     port = free_port()
 
@@ -244,6 +270,8 @@ def test_a_server_takes_connections_before_its_link_is_printed(home: Home) -> No
     ("path", "status", "message"),
     [
         ("/runs?first=x", 400, "first 'x': expected a number"),
+        ("/runs?page=99999999999999999999", 200, "4 runs"),
+        ("/runs?version=99999999999999999999", 200, "0 runs"),
         ("/runs?order=best", 400, "order 'best': expected one of newest"),
         ("/runs/2/nothing", 404, "round 2 has no run 'nothing'"),
         ("/runs/9/nothing", 404, "round 9 has no run 'nothing'"),

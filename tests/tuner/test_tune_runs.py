@@ -157,7 +157,7 @@ def _assert_rows(home: Home) -> None:
             "model.model_path 'rft-has-none/modell': there is no such folder, and ",
         ),
         (["main.py:solve", "--dataset", "nowhere.jsonl", "--model", "model", "--max-model-len", "64"], "no such file"),
-        (["main.py:solve", "--dataset", "data"], "there is no model; give model=TunerModelConfig"),
+        (["main.py:solve", "--dataset", "data"], "or in the shell --model and --max-model-len"),
     ],
 )
 def test_bad_input_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str) -> None:

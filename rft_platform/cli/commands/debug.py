@@ -51,7 +51,7 @@ def debug_workflow(
     tokens: _Tokens = False,
     as_json: _Json = False,
 ) -> None:
-    """Run a workflow on one task; print messages, tool calls, rows and reward."""
+    """Run a workflow on one task; print messages, tool calls, rows and reward, or the error of the judge."""
     from rft_platform.cli.commands.judge import arguments
     from rft_platform.common.errors import UserCodeError, UserError
     from rft_platform.run.debug import Wanted, run_one_task
@@ -68,6 +68,8 @@ def debug_workflow(
         _print_traceback(error)
         raise
     _show(found, tokens, as_json)
+    if found.judgement is not None and found.judgement.error is not None:
+        raise typer.Exit(1)
 
 
 @debug.command("judge")

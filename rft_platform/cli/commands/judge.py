@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 
+_DIGITS = 19  # of a number that no project reaches
+
+
 def judge(
     rounds: Annotated[str, typer.Option(help="Rounds to judge: 3, or 1-5, or 1-3,7.")],
     judge: Annotated[str, typer.Option(help="Built-in name or module:function; default: the configured one.")] = "",
@@ -29,7 +32,11 @@ def judge(
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
+    """Judge stored rollouts with another judge (or the configured one).
+
+    Judgements of other judge versions are kept. One of the same version is replaced; the command refuses that if a
+    training has read it and the new one differs.
+    """
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
     from rft_platform.run.console import output, print_json
@@ -38,7 +45,7 @@ def judge(
     _check_options(pairs is not None, bool(judge or args or restore), bool(all_pairs or margin))
     project = open_project(Home.from_environment())
     use_home(project.home)
-    numbers = chosen_rounds(rounds)
+    numbers = chosen_rounds(rounds, max(project.store.rounds(), default=0))
     if pairs is not None:
         records: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
     else:
@@ -94,16 +101,25 @@ def _judge_again(
     return before, [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
 
 
-def chosen_rounds(text: str) -> list[int]:
-    """The rounds in a text such as ``1-3,7``, in ascending order. Raises UserError if the text has another form."""
+def chosen_rounds(text: str, newest: int) -> list[int]:
+    """The rounds in a text such as ``1-3,7``, in ascending order.
+
+    Raises UserError if the text has another form, or names a round after the newest one.
+    """
     from rft_platform.common.errors import UserError
+    from rft_platform.experience.file_names import round_key
 
     numbers: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(first) < 1 or (dash and int(last) < int(first)):
-            raise UserError(f"--rounds {text!r}: expected a round, a range or several of them, as in 1-3,7")
-        numbers.update(range(int(first), int(last or first) + 1))
+        ends = [end.strip() for end in part.split("-")]
+        known = [int(end) for end in ends if end.isdecimal() and len(end) < _DIGITS]
+        if len(known) != len(ends) or len(ends) > 2 or not 1 <= known[0] <= known[-1]:
+            raise UserError(f"--rounds {text[:80]!r}: expected a round, a range or several of them, as in 1-3,7")
+        if known[-1] > newest:
+            raise UserError(
+                f"--rounds {text[:80]!r}: expected rounds up to the newest one, {round_key(newest)}; see `rft rounds`"
+            )
+        numbers.update(range(known[0], known[-1] + 1))
     return sorted(numbers)
 
 

@@ -92,17 +92,21 @@ def list_versions(as_json: Json = False) -> None:
 @models.command()
 def compare(one: Version, other: Version, as_json: Json = False) -> None:
     """Compare the scores of two versions on held-out tasks."""
+    from rft_platform.common.errors import UserError
     from rft_platform.online.releases.commands import compare_scores
     from rft_platform.online.releases.versions import servable_versions
     from rft_platform.run.console import output, print_json
 
     project = _project()
     found = compare_scores(servable_versions(project), one, other)
+    if not found["difference"]:
+        raise UserError(
+            f"versions {one} and {other} have no score in common, so nothing can be compared: `rft eval --all` "
+            "evaluates every version on the held-out tasks"
+        )
     if as_json:
         print_json(found)
         return
-    if not found["difference"]:
-        output().print(f"versions {one} and {other} have no score in common: `rft eval` evaluates a version")
     for name, difference in found["difference"].items():
         first, second = (version["scores"][name] for version in found["versions"])
         output().print(f"{name}: {first:.4f} -> {second:.4f} ({difference:+.4f})", markup=False)

@@ -36,7 +36,9 @@ def trace(
     ],
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Read every file of rows and weights, and compare it with its digest."),
+        typer.Option(
+            "--verify", help="Read every file of rows and weights, compare it with its digest, and fail if one differs."
+        ),
     ] = False,
     code: Annotated[
         bool, typer.Option("--code", help="Print the user's code, and how it differs from that of the training before.")
@@ -73,6 +75,8 @@ def trace(
             print_verified(found, whole, output())
     else:
         print_row(found, output(), None if every else _SHOWN)
+    if verify and isinstance(found, CheckpointTrace) and changed_trainings(found):
+        raise typer.Exit(1)
 
 
 def _print_run(project: "Project", run_id: str, every: bool, as_json: bool) -> None:
@@ -221,38 +225,47 @@ def whole_checkpoints(found: "CheckpointTrace") -> int:
     return len(kept)
 
 
+def changed_trainings(found: "CheckpointTrace") -> "list[TrainingTrace]":
+    """The trainings whose rows are not those that they read any more."""
+    return [training for training in found.trainings if training.data_unchanged is False]
+
+
 def print_verified(found: "CheckpointTrace", whole: int, console: "Console") -> None:
     """Print the result of ``--verify``; damaged row files have raised an error before this call."""
-    compared = [training for training in found.trainings if training.data_unchanged is not None]
-    changed = [training for training in compared if not training.data_unchanged]
     files = len({file.path for training in found.trainings for file in (*training.rollouts, training.judged) if file})
     text = (
         f"verified: {files:,} files of rows and {whole:,} of {len(found.trainings):,} checkpoints match their digests"
     )
     missing = len(found.trainings) - whole
     console.print(text + (f" ({missing:,} keep only their manifest)" if missing else ""), markup=False, soft_wrap=True)
-    for training in changed:
+    for training in changed_trainings(found):
         console.print(f"{_named(training.result)}: its rows have CHANGED since", markup=False, soft_wrap=True)
 
 
 def _counts(training: "TrainingTrace", trained: str = "rows trained on") -> str:
     """The number of rows trained on, and of those that were not, by reason."""
+    if training.rows_trained is None and not training.result.round:
+        return "demonstrations"
     others = {
         "masked (their rewards count in their groups)": training.rows_masked,
         "dropped": training.rows_dropped,
         **training.rows_left_out,
     }
     found = [f"{count:,} {reason}" for reason, count in others.items() if count]
-    return f"{training.rows_trained:,} {trained}" + (f"; not: {', '.join(found)}" if found else "")
+    return f"{_rows(training.rows_trained)} {trained}" + (f"; not: {', '.join(found)}" if found else "")
+
+
+def _rows(count: int | None) -> str:
+    return "an unknown number of" if count is None else f"{count:,}"
 
 
 def _before(trainings: "Sequence[TrainingTrace]") -> str:
-    of_rounds = [training for training in trainings if training.result.round]
-    rows = sum(training.rows_trained for training in of_rounds)
-    warm_start = len(trainings) - len(of_rounds)
-    plural = "" if len(of_rounds) == 1 else "s"
-    parts = [f"{len(of_rounds):,} training{plural} on {rows:,} rows"] if of_rounds else []
-    parts += [f"a warm start with {warm_start:,} checkpoints"] if warm_start else []
+    from rft_platform.rounds.reporting.lineage import of_rounds, total_rows
+
+    count = len(of_rounds(trainings))
+    warm_start = len(trainings) - count
+    parts = [f"{count:,} training{'' if count == 1 else 's'} on {_rows(total_rows(trainings))} rows"] if count else []
+    parts += [f"a warm start with {warm_start:,} checkpoint{'' if warm_start == 1 else 's'}"] if warm_start else []
     return " after ".join(parts)
 
 
@@ -273,7 +286,8 @@ def print_checkpoint(
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
                 "selection": training.selection
-                and f"{training.selection.path}  {training.rows_trained:,} of {training.selection.rows:,} rows trained",
+                and f"{training.selection.path}  {_rows(training.rows_trained)} of {training.selection.rows:,} rows "
+                "trained",
                 "dataset": _dataset(training),
                 "from": _source(training.more),
                 "imported from": _traces(training.imported, every_trace),
@@ -292,8 +306,7 @@ def print_checkpoint(
         )
     more = found.trainings[shown:] if shown is not None else ()
     if more:
-        rows = sum(training.rows_trained for training in more)
-        text = f"... and {len(more):,} earlier trainings, on {rows:,} rows (--all shows them)"
+        text = f"... and before that {_before(more)} (--all shows them)"
         console.print(text, style="bold", markup=False, soft_wrap=True)
     console.print(_base(found), style="bold", markup=False, soft_wrap=True)
 
@@ -372,7 +385,7 @@ def _dataset(training: "TrainingTrace") -> str | None:
     if "dataset" not in lineage:
         return None
     origin = f"{lineage.get('project')}/{lineage.get('name')}"
-    return f"{lineage['dataset']} of {origin}  {lineage.get('dataset_rows', 0):,} rows"
+    return f"{lineage['dataset']} of {origin}  {_rows(lineage.get('dataset_rows'))} rows"
 
 
 def _traces(imported: "Sequence[Origin]", every: bool) -> str | None:

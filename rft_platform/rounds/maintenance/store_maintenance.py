@@ -92,7 +92,10 @@ def retain(
     limit is given.
     """
     if keep_last is None and older_than_days is None:
-        raise UserError("retention needs a limit: how many of the last rounds to keep, or an age in days, or both")
+        raise UserError(
+            "retention needs a limit: give --keep-last (number of newest rounds to keep), --older-than-days (an age), "
+            "or both"
+        )
     store, report = project.store, Upkeep(dry_run)
     protected = set() if champion_too else champion_rounds(project, registry)
     before = None if older_than_days is None else time.time() - older_than_days * _DAY_S

@@ -96,6 +96,7 @@ class Judged:
     mean_reward: float | None = None  # of the default policy, as the other figures
     judge_names: dict[str, str] = field(default_factory=dict)  # of all judgements of the round, by judge version
     judge_codes: dict[str, str | None] = field(default_factory=dict)  # digests of the user's code, by judge version
+    judge_seconds: dict[str, float] = field(default_factory=dict)  # of the first judgement of each judge version
     judge_errors: int = 0
     own_rewards_replaced: int | None = None  # runs whose workflow set a reward that the judge's replaced
     operators: list[OperatorReport] = field(default_factory=list)
@@ -103,6 +104,11 @@ class Judged:
     restored: bool | None = None  # an earlier judgement was put in force again
     seconds: float | None = None
     figures: dict[str, Any] = field(default_factory=dict)  # further ones, for people
+
+    def seconds_of(self, judge_version: str) -> float | None:
+        """The time that a judgement of the round took; None if it was not recorded."""
+        of_this = self.seconds if judge_version == self.judge_version and not self.restored else None
+        return self.judge_seconds.get(judge_version, of_this)
 
 
 @dataclass(frozen=True, slots=True)

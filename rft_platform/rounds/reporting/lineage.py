@@ -1,7 +1,7 @@
 """Lineage in both directions: from weights to their rows, judge and code, and from a row to its weights."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,7 @@ class TrainingTrace:
     dagster_run_id: str | None
     rollouts: tuple[RowFile, ...] = ()
     judged: RowFile | None = None
-    rows_trained: int = 0  # rows of the judgement, selection or dataset that no filter and no trainer left out
+    rows_trained: int | None = None  # rows that no filter and no trainer left out; None: not recorded
     rows_dropped: int = 0  # judged rows that a filter dropped, together with their reward
     rows_masked: int = 0  # judged rows that a filter dropped, but whose reward counts in its group
     rows_left_out: dict[str, int] = field(default_factory=dict)  # rows that the trainer left out, by reason
@@ -82,9 +82,20 @@ class CheckpointTrace:
         return {
             **asdict(self),
             "rounds": [t.result.round for t in every if t.result.round is not None],
-            "rows_trained": sum(t.rows_trained for t in every),
+            "rows_trained": total_rows(every),
             "dagster_run_ids": [t.dagster_run_id for t in every if t.dagster_run_id],
         }
+
+
+def of_rounds(trainings: Sequence[TrainingTrace]) -> list[TrainingTrace]:
+    """The trainings of rounds; the others are checkpoints of a warm start."""
+    return [training for training in trainings if training.result.round]
+
+
+def total_rows(trainings: Sequence[TrainingTrace]) -> int | None:
+    """The rows that the trainings of rounds were trained on; None if one of them has no record of its rows."""
+    counts = [training.rows_trained for training in of_rounds(trainings)]
+    return None if None in counts else sum(filter(None, counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +348,19 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
         return _dataset_read(lineage, store, number, verify)
     if store is not None and number is not None and lineage.get("row_selection"):
         return _selection_read(lineage, store, number, verify)
-    return {"data_unchanged": None}  # trained on demonstrations, or in another home
+    return _rows_recorded(lineage)
+
+
+def _rows_recorded(lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields for a training on demonstrations or in another home, whose counts are only in its manifest."""
+    from rft_platform.experience.selections import FILTERED, TRAINED_ON
+
+    found: dict[str, Any] = {"data_unchanged": None}
+    if settled := lineage.get("row_selection"):
+        rows = settled.get("rows", {})
+        trained = sum(rows.get(use, 0) for use in TRAINED_ON) if rows else None
+        return {**found, "rows_trained": trained, "rows_dropped": rows.get(FILTERED, 0)}
+    return {**found, "rows_trained": lineage.get("dataset_rows")}
 
 
 def _selection_read(
@@ -395,7 +418,7 @@ def _dataset_read(lineage: Mapping[str, Any], store: "ExperienceStore", number: 
     file, digest = store.round_folder(number) / str(lineage["dataset"]), str(lineage["dataset_sha256"])
     known = read(store, number).dataset
     if known is None or known.digest != lineage.get("data_digest"):  # another project of the same name elsewhere
-        return {"data_unchanged": None}
+        return _rows_recorded(lineage)
     same = file.exists() and file.stat().st_size == known.bytes
     if verify and not (same and digest_file(file) == (known.sha256 if known.erased else digest)):
         raise DamagedError(f"{file}: missing, or changed since the training (sha256 {digest[:16]})")

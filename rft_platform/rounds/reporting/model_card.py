@@ -13,7 +13,7 @@ from rft_platform.common.redaction import redact
 from rft_platform.evaluation.report import comparison_table, table
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.rounds.project.record import RoundEvaluation
-from rft_platform.rounds.reporting.lineage import CheckpointTrace, TrainingTrace
+from rft_platform.rounds.reporting.lineage import CheckpointTrace, TrainingTrace, of_rounds, total_rows
 
 _HUB_CACHE = re.compile(r"models--(?P<org>[^/]+?)--(?P<name>[^/]+)")  # a folder of the hub's cache
 
@@ -123,7 +123,10 @@ def _evaluation(evaluated: RoundEvaluation | None, results: Sequence[tuple[str, 
 
 def _training(trace: CheckpointTrace, facts: CardFacts) -> Iterator[tuple[str, str | None]]:
     newest, every = trace.trainings[0], trace.trainings
-    rounds = sorted({training.result.round for training in every if training.result.round})
+    own, rows = of_rounds(every), total_rows(every)
+    rounds = sorted({training.result.round for training in own if training.result.round})
+    before = len(every) - len(own)
+    warm_start = f"after a warm start with {before:,} checkpoint{'' if before == 1 else 's'}" if before else None
     code = {
         "platform": newest.code_version,
         "agent": newest.more.get("workflow_code"),
@@ -131,10 +134,10 @@ def _training(trace: CheckpointTrace, facts: CardFacts) -> Iterator[tuple[str, s
     }
     yield "base model", _base(trace) + ("" if trace.complete else " (the records of earlier trainings are missing)")
     yield "rounds", f"{rounds[0]} to {rounds[-1]}" if rounds else None
-    yield "trainings", f"{len(every):,}"
+    yield "trainings", ", ".join(filter(None, (f"{len(own):,}", warm_start)))
     yield "algorithm", newest.more.get("algorithm")
-    yield "rows trained on", f"{sum(training.rows_trained for training in every):,}"
-    yield "rows dropped by filters", f"{sum(training.rows_dropped for training in every):,}"
+    yield "rows trained on", "not recorded for every training" if rows is None else f"{rows:,}"
+    yield "rows dropped by filters", None if rows is None else f"{sum(each.rows_dropped for each in own):,}"
     yield "judges", ", ".join(dict.fromkeys(filter(None, map(_judge, every))))
     yield "code", ", ".join(f"{name} `{digest}`" for name, digest in code.items() if digest)
     yield "configuration", newest.config_digest and f"`{newest.config_digest}`"

@@ -80,10 +80,13 @@ def time_split(record: RoundRecord, wall_s: float | None = None) -> dict[str, fl
     A part that was not made or not measured is left out.
     """
     scores = {} if record.evaluated is None else record.evaluated.metrics
-    trained = record.trained()
+    trained, judged = record.trained(), record.judged or Judged()
+    used = (
+        None if trained is None else trained.lineage.get("judge_version")
+    )  # judged again, the round did not take longer
     measured = {
         "rollout": (record.explored or Explored()).seconds,
-        "judge": (record.judged or Judged()).seconds,
+        "judge": judged.seconds_of(used) if used in judged.judge_names else judged.seconds,
         # Loading the weights into the engine counts as training.
         "train": sum(trained.seconds.values()) + scores.get("deploy_s", 0.0) if trained and trained.seconds else None,
         "evaluation": scores.get("evaluation_s"),

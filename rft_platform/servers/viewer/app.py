@@ -26,12 +26,13 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import published
 from rft_platform.servers.ui_servers import interface_links
 from rft_platform.servers.viewer import overview
-from rft_platform.servers.viewer.page import FOLDER, field, page
+from rft_platform.servers.viewer.page import FOLDER, field, page, page_number
 from rft_platform.servers.viewer.production import production_dataset, production_page
 from rft_platform.servers.viewer.queries import (
     Search,
     find_runs,
     newest,
+    rounds_to_compare,
     rows_of_run,
     runs_of_task,
     versions_of_task,
@@ -203,8 +204,15 @@ def _runs_page(home: Home, given: dict[str, str]) -> Response:
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return page(
         "runs.html.jinja", project, title="Runs", search=search, given=kept, found=found,
+        compared=rounds_to_compare(project.store, found.rounds), retired=_retired(project, found.rounds),
         tasksets=sorted(project.tasksets), policies=sorted(project.policies),
     )  # fmt: skip
+
+
+def _retired(project: Project, rounds: Sequence[int]) -> list[str]:
+    """A sentence for each of the rounds whose rows were retired."""
+    found = {number: project.store.ledger(number).read().retirement(project.store.home) for number in rounds}
+    return [f"Round {number}: {text}." for number, text in found.items() if text]
 
 
 def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
@@ -216,7 +224,7 @@ def _run_page(home: Home, number: int, run_id: str, colour: str) -> Response:
         raise NotFoundError(f"round {number} has no run {run_id!r}")
     return page(
         "run.html.jinja", project, title=f"Run {run_id}", run=rows[-1], calls=_calls(project, rows, colour),
-        colour=colour, colours=COLOURS,
+        colour=colour, colours=COLOURS, compared=rounds_to_compare(project.store, [number]),
     )  # fmt: skip
 
 
@@ -255,5 +263,5 @@ def _search(given: dict[str, str]) -> Search:
         field(given, "first", int), field(given, "last", int), given.get("text", "").strip(),
         given.get("task", "").strip(), given.get("taskset", ""), given.get("policy", ""), field(given, "version", int),
         field(given, "least", float), field(given, "most", float), given.get("order", "newest"),
-        max(field(given, "page", int) or 0, 0),
+        page_number(given),
     )  # fmt: skip

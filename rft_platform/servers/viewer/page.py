@@ -12,6 +12,7 @@ from rft_platform.rounds.project.project import Project
 
 FOLDER = Path(__file__).parent
 PAGE_ROWS = 50
+_MOST_PAGES = 10**9  # a database counts the rows before a page in 64 bits
 _PAGES = (("/", "Overview"), ("/runs", "Runs"))
 _PRODUCTION = ("/production", "Production")
 T = TypeVar("T")
@@ -32,6 +33,11 @@ def reward_style(reward: float | None) -> str:
     if reward is None:
         return "unrewarded"
     return "reward-0" if reward <= 0 else "reward-4" if reward >= 1 else f"reward-{1 + int(reward * 3)}"
+
+
+def page_number(given: Mapping[str, str]) -> int:
+    """The number of the page that a form asks for, from 0. Raises UserError for a value that is no number."""
+    return min(max(field(given, "page", int) or 0, 0), _MOST_PAGES)
 
 
 def field(given: Mapping[str, str], name: str, kind: Callable[[str], T], what: str = "a number") -> T | None:

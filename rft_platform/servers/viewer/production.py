@@ -13,7 +13,7 @@ from rft_platform.online.traffic.browsing import CallSearch, dataset_rows, find_
 from rft_platform.online.traffic.declared_metrics import REWARD
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.project.project import Project
-from rft_platform.servers.viewer.page import PAGE_ROWS, field, page
+from rft_platform.servers.viewer.page import PAGE_ROWS, field, page, page_number
 
 _DAY_S = 86_400.0
 
@@ -21,7 +21,7 @@ _DAY_S = 86_400.0
 def production_page(home: Home, given: dict[str, str]) -> Response:
     """One page of the calls that a form's fields describe; without a time those of the last day."""
     project = _online_project(home)
-    engine, search, number = traffic_database(project), call_search(given), max(field(given, "page", int) or 0, 0)
+    engine, search, number = traffic_database(project), call_search(given), page_number(given)
     found = find_calls(engine, search, PAGE_ROWS + 1, number * PAGE_ROWS)
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return page(

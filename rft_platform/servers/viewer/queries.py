@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rft_platform.common.errors import UserError
@@ -79,6 +79,14 @@ def newest(store: ExperienceStore) -> list[int]:
     return known[-MOST_ROUNDS:]
 
 
+def rounds_to_compare(store: ExperienceStore, shown: Sequence[int]) -> str:
+    """The rounds for the page of a task shown in some rounds; empty: the newest, which it reads anyway."""
+    if not shown or set(shown) <= set(newest(store)):
+        return ""
+    known = [number for number in store.rounds() if 0 < number <= max(shown)][-MOST_ROUNDS:]
+    return f"{known[0]}-{known[-1]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """A page of runs."""
@@ -86,6 +94,7 @@ class Runs:
     rows: list[dict[str, Any]]
     more: bool  # whether there is a next page
     rounds: list[int]
+    page: int = 0
 
     @property
     def total(self) -> int:
@@ -99,7 +108,10 @@ class Runs:
 
 
 def find_runs(store: ExperienceStore, search: Search) -> Runs:
-    """One page of the runs that match ``search``. Raises UserError if the search is not valid."""
+    """One page of the runs that match ``search``; a page beyond the end is the last one.
+
+    Raises UserError if the search is not valid.
+    """
     if search.order not in _ORDERS:
         raise UserError(f"order {search.order!r}: expected one of {', '.join(_ORDERS)}")
     rounds = search.rounds(store)
@@ -114,8 +126,20 @@ def find_runs(store: ExperienceStore, search: Search) -> Runs:
         rows = dicts(connection.execute(query, values))
         shown = [row["run_id"] for row in rows[:PAGE_ROWS]]
         firsts = dicts(connection.execute(_PROMPTS, [shown])) if shown else []
+    if search.page and not rows:
+        return find_runs(store, replace(search, page=_last_page(store, replace(search, page=0))))
     prompts = {first["run_id"]: prompt_of(first["messages"]) for first in firsts}
-    return Runs([{**row, "prompt": prompts[row["run_id"]]} for row in rows[:PAGE_ROWS]], len(rows) > PAGE_ROWS, rounds)
+    return Runs(
+        [{**row, "prompt": prompts[row["run_id"]]} for row in rows[:PAGE_ROWS]],
+        len(rows) > PAGE_ROWS,
+        rounds,
+        search.page,
+    )
+
+
+def _last_page(store: ExperienceStore, search: Search) -> int:
+    """The number of the last page of the runs that match ``search``."""
+    return max(find_runs(store, search).total - 1, 0) // PAGE_ROWS
 
 
 def rows_of_run(store: ExperienceStore, number: int, run_id: str) -> list[dict[str, Any]]:
