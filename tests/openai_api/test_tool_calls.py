@@ -43,6 +43,10 @@ ADD = ("add", {"a": 1, "b": [2, "</x>"]})
         ('x <tool_call>{"name": "a', 'x <tool_call>{"name": "a', []),
         ("a < b <tool_cal", "a < b <tool_cal", []),
         ('<tool_call>{"name": "now"}</tool_call>', None, [("now", {})]),
+        ('<tool_call>{"name": "now", "arguments": null}</tool_call>', None, [("now", {})]),
+        ('<tool_call>{"name": "f", "arguments": {"x": "\\ud83d"}}</tool_call>', None, [("f", {"x": "\ufffd"})]),
+        ('<tool_call>{"name": "\\ud83d"}</tool_call>', None, [("\ufffd", {})]),
+        ('<tool_call>{"name": "f", "x": NaN}</tool_call>', '<tool_call>{"name": "f", "x": NaN}</tool_call>', []),
     ],
 )
 def test_texts_and_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
