@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft_platform.common.digests import weight_files
 from rft_platform.common.errors import WeightMismatchError, some
 from rft_platform.common.files import digest_file, digest_json, read_json
 
@@ -53,8 +54,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_headers(folder: Path) -> dict[str, TensorPlace]:
-    """All tensors of the folder's safetensors files; WeightMismatchError if there is no file or one is incomplete."""
-    files = sorted(folder.glob("*.safetensors"))
+    """All tensors of the folder's weight files; WeightMismatchError if there is no file or one is incomplete."""
+    files = weight_files(folder)
     if not files:
         raise WeightMismatchError(f"{folder}: contains no .safetensors file")
     places: dict[str, TensorPlace] = {}
