@@ -70,7 +70,9 @@ def check_text(text: str, max_model_len: int) -> None:
 
 def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
     """Raise an error unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
-    if not 0 < len(ids) <= limit:
+    if not ids:
+        raise UserError("the prompt is empty; expected at least one token")
+    if len(ids) > limit:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
             f"{max_model_len} tokens{why}"

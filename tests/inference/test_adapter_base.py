@@ -46,7 +46,7 @@ def test_the_digest_of_the_manifest_decides(tiny_model: Path, other: Path, tmp_p
     assert base_of(adapter, [other]) == tiny_model
     write_sealed_json(adapter / "manifest.json", manifest | {"base_model": str(tmp_path / "gone")})
     assert base_of(adapter, [other, tiny_model]) == tiny_model
-    with pytest.raises(WeightMismatchError, match="none of .*other.* holds them: load these full weights first"):
+    with pytest.raises(WeightMismatchError, match=r"none of .*other.* holds them: load these full weights first"):
         base_of(adapter, [other])
 
 
