@@ -72,6 +72,8 @@ def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: in
     """Raise an error unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
     if not ids:
         raise UserError("the prompt is empty; expected at least one token")
+    if set(map(type, ids)) != {int}:
+        raise UserError("token ids must be whole numbers")
     if len(ids) > limit:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
