@@ -76,6 +76,12 @@ class TransformersEngine:
         template_process().start()  # the process starts up while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
+        if (settings.max_model_len or 0) > self.model.max_positions:
+            LOG.warning(
+                "max_model_len %d: this engine computes at most %d tokens of this model (max_position_embeddings, "
+                "or the original length with rope_type longrope); use vLLM for longer ones",
+                settings.max_model_len, self.model.max_positions,
+            )  # fmt: skip
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
         self.model_path = folder
         self.base = folder  # the full weights that adapters are merged into
