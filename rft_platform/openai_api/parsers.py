@@ -13,6 +13,7 @@ from rft_platform.common.json_codec import parse
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE)
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 SLACK = 4  # more tokens, because tokens at the window's start may decode to nothing or to part of a character
 
