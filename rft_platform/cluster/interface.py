@@ -4,6 +4,7 @@ A ``Cluster`` places, names, watches and replaces processes. Everything else is 
 clients, which talk HTTP with a token. ``LocalCluster`` runs services as processes of this machine.
 """
 
+import os
 import ssl
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from rft_platform.common.errors import RftError
+from rft_platform.common.errors import RftError, UserError
 
 #: Environment variable with further host names, separated by commas, by which a server may be addressed.
 HOSTS_VARIABLE = "RFT_WEB_HOSTS"
@@ -172,10 +173,19 @@ class Worker(Protocol):
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """What clients of services pass to httpx as ``verify``: it would read all certificates again for each of them."""
+    """What clients of services pass to httpx as ``verify``: it would read all certificates again for each of them.
+
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` name the certificates of a private authority.
+    """
     import httpx  # not at the top: agents in other interpreters load this module, and may lack httpx
 
-    return httpx.create_ssl_context(trust_env=False)
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise UserError(
+            f"SSL_CERT_FILE {os.environ.get('SSL_CERT_FILE')!r}: expected a file of certificates (PEM), but it cannot "
+            f"be read ({error}); correct or unset it"
+        ) from error
 
 
 class Cluster(Protocol):

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import DamagedError, UserError
-from rft_platform.common.files import digest_file, digest_json, read_sealed_json
+from rft_platform.common.files import digest_file, digest_json, read_json, read_sealed_json
 
 MANIFEST = "manifest.json"
+INDEX = "model.safetensors.index.json"  # names the file of each tensor of weights in several files
 THINNED = "thinned.json"  # marks a checkpoint whose weights were removed to free space
 #: Lists the files of a trainer state that was saved after its checkpoint was published; written when they are complete.
 SAVED_STATE = "trainer_state/saved.json"
@@ -97,9 +98,27 @@ def _digest_once(path: Path, _changed_ns: int, _size: int) -> str:
     return digest_file(path)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that transformers reads from a model folder or an adapter's folder, sorted by name.
+
+    Other files may hold the same weights once more, as ``consolidated.safetensors`` of Mistral's models does. Without
+    ``model.safetensors``, an index or ``adapter_model.safetensors`` these are all safetensors files.
+    """
+    adapter = (folder / "adapter_config.json").exists()
+    single = folder / ("adapter_model.safetensors" if adapter else "model.safetensors")
+    if single.exists():
+        return [single]
+    every = sorted(folder.glob("*.safetensors"))
+    try:
+        listed = set(read_json(folder / INDEX)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return every
+    return [file for file in every if file.name in listed]
+
+
 def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) -> str:
     """SHA-256 of a model folder's safetensors: of the only file, or of the names and digests of several files."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise UserError(
             f"model folder {folder}: contains no .safetensors file; convert the weights to safetensors first"

@@ -6,9 +6,11 @@ A model whose folder is not known yet counts as large as the first policy; an au
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rft_platform.config.gpu_placement import engine_gpus, on_trainer_gpus, place
+from rft_platform.config.gpu_placement import engine_gpus, engine_kind, on_trainer_gpus, place
 from rft_platform.config.model_shape import ModelShape
 from rft_platform.config.resolve import PolicySettings, RunSettings, policies_of
+from rft_platform.config.schema.explorer import RolloutModel
+from rft_platform.config.schema.rft_config import RftConfig
 
 POLICY_SHARE = "explorer.rollout_model.gpu_memory_utilization"  # key of the share of the policies' engines
 
@@ -35,16 +37,17 @@ class EngineModel:
     ranks: int  # GPUs of the process
     a_gpu: int  # processes of this kind on a GPU
     longest: int | None  # tokens of an answer with its prompt; None: unknown
+    value_bytes: int = 2  # of a weight, and of a value in the cache
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights on one GPU, in 16 bits."""
-        return 2 * self.shape.parameters // self.ranks
+        """Bytes of the weights on one GPU."""
+        return self.value_bytes * self.shape.parameters // self.ranks
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the key-value cache for one token on one GPU, in 16 bits."""
-        return max(1, 4 * self.shape.layers * self.shape.keys // self.ranks)
+        """Bytes of the key-value cache for one token on one GPU."""
+        return max(1, 2 * self.value_bytes * self.shape.layers * self.shape.keys // self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ def _engine_models(run: RunSettings, shapes: dict[str, ModelShape], gpu_count: i
         a_gpu, longest = 1 if number else config.explorer.engines_per_gpu, config.model.max_model_len
         called = f"the engine of policy {name}" if number else "an engine"
         given, ranks = serving.gpu_memory_utilization, serving.tensor_parallel_size
-        yield EngineModel(POLICY_SHARE, called, shape, given, ranks, a_gpu, longest)
+        size = _value_bytes(config, serving, gpu_count)
+        yield EngineModel(POLICY_SHARE, called, shape, given, ranks, a_gpu, longest, size)
     for entry in config.explorer.auxiliary_models:
         processes = [number for name, number in engine_gpus(config) if name == entry.lease]
         beside = any(on_trainer_gpus(config, gpu_count, entry.lease, number) for number in processes)
@@ -108,4 +112,11 @@ def _engine_models(run: RunSettings, shapes: dict[str, ModelShape], gpu_count: i
         if known is not None:
             key, called = f"explorer.auxiliary_models ({entry.known_as})", f"the engine of {entry.known_as}"
             given, ranks = entry.gpu_memory_utilization, entry.tensor_parallel_size
-            yield EngineModel(f"{key}.gpu_memory_utilization", called, known, given, ranks, 1, entry.max_model_len)
+            size, longest = _value_bytes(config, entry, gpu_count), entry.max_model_len
+            yield EngineModel(f"{key}.gpu_memory_utilization", called, known, given, ranks, 1, longest, size)
+
+
+def _value_bytes(config: RftConfig, serving: RolloutModel, gpu_count: int) -> int:
+    """Bytes of a value in an engine on a GPU; the embedded engine does not read the model's ``dtype``."""
+    on_gpu = serving.dtype if engine_kind(config, gpu_count) == "vllm" else "bfloat16"
+    return 4 if (on_gpu if config.engine.dtype == "auto" else config.engine.dtype) == "float32" else 2

@@ -300,16 +300,19 @@ def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> lis
             + (f"; while a model is loaded {_gb(needed.loading)}" if needed.loading > needed.training else "")
         )
     if gpu_bytes is not None:
-        lines += [_engine_line(engine, gpu_bytes, choice) for engine in cards.engines]
+        embedded = engine_kind(run.config, gpu_count) == "transformers"
+        lines += [_engine_line(engine, gpu_bytes, choice, embedded) for engine in cards.engines]
         if chosen := _chosen(run, choice, gpu_count):
             lines.append(f"chosen for this GPU: {', '.join(chosen)}")
     return lines
 
 
-def _engine_line(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) -> str:
+def _engine_line(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice, embedded: bool) -> str:
+    name = engine.name.removeprefix("an ").removeprefix("the ")
+    if embedded:
+        return f"{name}: {_gb(engine.weights)} of weights; running answers take up to a quarter of what is then free"
     share = _share_of(engine, gpu_bytes, choice)
     cache = max(share - engine.weights - _ENGINE_BYTES, 0)
-    name = engine.name.removeprefix("an ").removeprefix("the ")
     return (
         f"{name}: {_gb(share)} of {_gb(gpu_bytes)} (gpu_memory_utilization), of which about {_gb(cache)} "
         f"hold {cache // engine.cache_bytes:,} tokens of running answers"
@@ -324,20 +327,19 @@ def _share_of(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) -> int:
 def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]:
     """The values that the configuration leaves open, with the reason where one slows training down."""
     trainer, serving = run.config.trainer, run.config.explorer.rollout_model
-    chosen = []
+    chosen, placement = [], place(run.config, gpu_count)
     if _trains(run):
         if trainer.max_token_len_per_gpu is None:
             chosen.append(f"trainer.max_token_len_per_gpu {choice.max_tokens_per_pack}")
         if trainer.gradient_checkpointing is None:
-            why = (
-                f" (without it packs of {_FAST_PACK:,} tokens do not fit beside the engine)"
-                if choice.gradient_checkpointing
-                else ""
-            )
+            beside = " beside the engine" if placement.shared else ""
+            why = f" (without it packs of {_FAST_PACK:,} tokens do not fit{beside})"
+            why = why if choice.gradient_checkpointing else ""
             chosen.append(f"trainer.gradient_checkpointing {str(choice.gradient_checkpointing).lower()}{why}")
         if trainer.cpu_offload is None and choice.cpu_offload:
-            chosen.append("trainer.cpu_offload true (the optimiser's state does not fit on the GPU)")
-    if serving.gpu_memory_utilization is None and place(run.config, gpu_count).engines:
+            state = "the optimiser's state does" if run.lora is None else "the weights below the adapter do"
+            chosen.append(f"trainer.cpu_offload true ({state} not fit on the GPU)")
+    if serving.gpu_memory_utilization is None and placement.engines and engine_kind(run.config, gpu_count) == "vllm":
         chosen.append(f"explorer.rollout_model.gpu_memory_utilization {choice.engine_share:g}")
     if serving.enable_sleep_mode is None and choice.engine_sleeps:
         chosen.append("explorer.rollout_model.enable_sleep_mode true (engine and trainer take turns on the GPU)")

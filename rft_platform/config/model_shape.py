@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.algorithms.spec import LoraSpec
+from rft_platform.common.digests import weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ModelShape:
             size = config.get("head_dim") or hidden // heads
             experts = config.get("num_experts_per_tok") or 0
             shape = cls(
-                parameters=sum(map(_parameters, folder.glob("*.safetensors"))),
+                parameters=sum(map(_parameters, weight_files(folder))),
                 layers=config["num_hidden_layers"],
                 hidden=hidden,
                 intermediate=experts * config.get("moe_intermediate_size", 0) or config["intermediate_size"],

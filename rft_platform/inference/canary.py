@@ -66,8 +66,8 @@ def update_checked(
     an interruption: its weights are unknown until the check is repeated.
     """
     before = engine.status()
-    engine.pause("wait")
     try:
+        engine.pause("wait")
         engine.update_weights(folder, policy_version)
         mean = None if canary is None else check_canary(engine, canary)
         loaded = engine.status().weights_digest  # of the loaded bytes: no second read is needed

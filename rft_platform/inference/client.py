@@ -133,8 +133,8 @@ class EngineClient:
         Raises WeightsAbsentError if the home has no copy on an object store, StorageError if the fetch fails.
         """
         folder = folder.absolute()
-        if self._post("fetch_weights", folder=str(folder))["here"]:
-            return
+        if not folder.is_dir() or self._post("fetch_weights", folder=str(folder))["here"]:
+            return  # a folder that is nowhere is refused when it is loaded
         if (stored := stored_weights(folder)) is None:
             raise WeightsAbsentError(f"the machine of the engine at {self.url} does not see {folder}")
         self._post("fetch_weights", folder=str(folder), stored=stored)

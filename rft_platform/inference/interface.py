@@ -158,6 +158,7 @@ class PolicyEngine(Protocol):
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Replace the weights in place by the safetensors of ``folder`` (full weights or a LoRA adapter).
 
+        An adapter is served on the full weights that it was trained on, which its files name.
         Requests already running finish on the old weights. Prefix caches are dropped.
         """
         ...

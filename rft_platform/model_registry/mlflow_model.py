@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.common.digests import MANIFEST
+from rft_platform.common.digests import MANIFEST, weight_files
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import atomic_path, read_sealed_json
 from rft_platform.common.recorded_paths import from_manifest
@@ -152,7 +152,7 @@ def upload_model(client: "MlflowClient", run_id: str, folder: Path, artifact_pat
     """
     from mlflow.exceptions import MlflowException
 
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in weight_files(folder))
     if not has_weights(folder) or size > max_bytes:
         return False
     try:

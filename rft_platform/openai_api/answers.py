@@ -82,12 +82,18 @@ class AnswerForm:
         """The prompt's ids in a choice of a plain completion, if requested."""
         return {"prompt_token_ids": self.prompts[row // self.n]} if self.token_ids else {}
 
-    def logprobs_of(self, ids: list[int], values: list[float], tops: Sequence[TopLogprobs]) -> dict[str, Any] | None:
-        """The log-probs block; None if the caller did not request it."""
+    def logprobs_of(
+        self, ids: list[int], values: list[float], tops: Sequence[TopLogprobs], offset: int = 0
+    ) -> dict[str, Any] | None:
+        """The log-probs block, from character ``offset`` of the text on; None if the caller did not request it."""
         if not self.logprobs:
             return None
         tops = tops or [[] for _ in ids]
-        return (self._chat_logprobs if self.chat else self._plain_logprobs)(ids, values, tops)
+        return self._chat_logprobs(ids, values, tops) if self.chat else self._plain_logprobs(ids, values, tops, offset)
+
+    def characters(self, ids: list[int]) -> int:
+        """By how many characters these tokens move the text offsets of a plain completion."""
+        return sum(map(len, self.tokenizer.token_texts(ids))) if self.logprobs and not self.chat else 0
 
     def _around(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -113,9 +119,11 @@ class AnswerForm:
         ]
         return {"content": content}
 
-    def _plain_logprobs(self, ids: list[int], values: list[float], tops: Sequence[TopLogprobs]) -> dict[str, Any]:
+    def _plain_logprobs(
+        self, ids: list[int], values: list[float], tops: Sequence[TopLogprobs], offset: int
+    ) -> dict[str, Any]:
         texts = self.tokenizer.token_texts(ids)
-        offsets = [0]
+        offsets = [offset]
         for text in texts[:-1]:
             offsets.append(offsets[-1] + len(text))
         return {
@@ -140,6 +148,7 @@ class ChoiceBuilder:
         self.form, self.row, self.text = form, row, text
         self.finished = False
         self._calls = 0
+        self._offset = 0  # characters of the tokens in earlier chunks
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._tops: list[TopLogprobs] = []
@@ -168,6 +177,7 @@ class ChoiceBuilder:
         delta = {**({"content": shown} if shown else {}), **_parts(thoughts, numbered)}
         content = {"delta": delta} if self.form.chat else {"text": shown}
         choice = self._choice(self._ids, self._logprobs, self._tops, reason, **content)
+        self._offset += self.form.characters(self._ids)
         self._ids, self._logprobs, self._tops = [], [], []
         return [self.form.chunk([choice])]
 
@@ -179,7 +189,7 @@ class ChoiceBuilder:
             "index": self.row,
             **content,
             **({} if form.chat else form.own_prompt(self.row)),
-            "logprobs": form.logprobs_of(ids, logprobs, tops),
+            "logprobs": form.logprobs_of(ids, logprobs, tops, self._offset),
             "finish_reason": None if reason is None else self.text.finish_reason(reason),
             **({"token_ids": ids} if form.token_ids else {}),
         }

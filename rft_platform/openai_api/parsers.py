@@ -9,8 +9,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rft_platform.common.json_codec import parse
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+TAGS = (THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE)
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 SLACK = 4  # more tokens, because tokens at the window's start may decode to nothing or to part of a character
 
@@ -106,14 +109,15 @@ class OutputParser:
 
 
 def parse_call(body: str) -> ToolCall | None:
-    """Parse the text between the tags; None if it is not a call."""
+    """Parse the text between the tags; None if it is not a call. The arguments are text that every client can parse."""
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):  # no JSON, a number of too many digits, or too deep for Python
+        value = parse(body)
+    except ValueError:  # no JSON, NaN, a number of too many digits, or nested too deeply
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = value.get("arguments", {})
+    arguments = value.get("arguments")
+    arguments = {} if arguments is None else arguments
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     function = {"name": value["name"], "arguments": text}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -24,6 +24,8 @@ _LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"developer": "system"}  # chat templates know only the older name
 #: Fields in which engines return the model's reasoning.
 _THOUGHTS = ("reasoning_content", "reasoning")
+#: Finish reasons of answers that are incomplete -> the reason that a response names.
+_CUT: dict[str | None, str] = {"length": "max_output_tokens", "abort": "abort"}
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "reasoning", "user", "top_logprobs")
 
 
@@ -110,7 +112,7 @@ def _response_format(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_messages(items: Any, instructions: Any = None) -> list[Message]:
-    """Return the conversation. The tool calls of one turn, and the text before them, become one assistant message.
+    """Return the conversation. The tool calls and the text of one turn become one assistant message.
 
     Raises UserError for items that a chat cannot represent: images, files, hosted tools, references to stored items.
     """
@@ -156,8 +158,8 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _is_open(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message has only reasoning, so that the following text belongs to the same message."""
-    return bool(messages) and "reasoning_content" in messages[-1] and "tool_calls" not in messages[-1]
+    """Whether the last message has reasoning or open calls, so that the following text belongs to the same message."""
+    return bool(messages) and not {"reasoning_content", "tool_calls"}.isdisjoint(messages[-1])
 
 
 def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -276,10 +278,10 @@ class ResponseBuilder:
         if all(item["type"] == "reasoning" for item in items):  # an answer without text or calls has an empty message
             yield from self._text("message", "", [])
         yield from self._close()
-        cut = self._reason == "length"
+        cut = self._reason in _CUT
         self._frame["usage"] = None if self._usage is None else usage_of(self._usage)
         self._frame["status"] = "incomplete" if cut else "completed"
-        self._frame["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+        self._frame["incomplete_details"] = {"reason": _CUT[self._reason]} if cut else None
         yield f"response.{self._frame['status']}", {"response": self._frame}
 
     def _delta(self, delta: dict[str, Any], logprobs: list[dict[str, Any]]) -> Iterator[Event]:
@@ -293,7 +295,10 @@ class ResponseBuilder:
     def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         if self._item is None or self._item["type"] != kind:
             fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-            yield from self._open("msg" if kind == "message" else "rs", kind, content=[], **fields)
+            yield from self._close()
+            before = sum(item["type"] == kind for item in self._frame["output"])
+            number = f"_{before}" if before else ""  # ids differ, if text follows a tool call
+            yield from self._open("msg" if kind == "message" else "rs", kind, number, content=[], **fields)
         assert self._item is not None
         part, place = self._item["content"][0], {**self._place(), "content_index": 0}
         part["text"] += text
@@ -337,7 +342,7 @@ class ResponseBuilder:
         if self._item is None:
             return
         item, place = self._item, self._place()
-        item["status"] = "incomplete" if self._reason == "length" else "completed"
+        item["status"] = "incomplete" if self._reason in _CUT else "completed"
         if item["type"] == "function_call":
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", {**place, **done}

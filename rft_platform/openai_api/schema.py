@@ -142,6 +142,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": (None, []),
     "add_generation_prompt": (None, True),
     "continue_final_message": (None, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "include_stop_str_in_output": (None, False),
+    "skip_special_tokens": (None, True),
+    "add_special_tokens": (None, False),
+    "prompt_logprobs": (None,),
+    "length_penalty": (None, 1),
+    "no_repeat_ngram_size": (None, 0),
+    "typical_p": (None, 1),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import read_json
 from rft_platform.openai_api.errors import ContextLengthError
+from rft_platform.openai_api.parsers import TAGS
 
 MAX_CHARACTERS_A_TOKEN = 64  # on average over a prompt; tokens have about 4, long runs of spaces up to 128
 
@@ -24,6 +25,10 @@ class PolicyTokenizer:
             self.hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"model folder {folder}: no tokenizer can be loaded from it: {error}") from error
+        special = {id_: str(token) for id_, token in self.hf.added_tokens_decoder.items() if token.special}
+        shown = {id_ for id_, text in special.items() if text in TAGS}
+        #: Ids without text, if the tokenizer calls a tag special: the parser must see tags. None: all special ones.
+        self._hidden = special.keys() - shown if shown else None
         self.end_ids = end_ids(folder, self.hf.eos_token_id)
         self._token_texts: dict[int, str] = {}
 
@@ -34,12 +39,13 @@ class PolicyTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of one sequence, without special tokens."""
-        text: str = self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self.decode_many([ids])[0]
 
     def decode_many(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Text of each sequence, without special tokens."""
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        if self._hidden is not None:
+            sequences = [[token for token in ids if token not in self._hidden] for ids in sequences]
+        options = {"skip_special_tokens": self._hidden is None, "clean_up_tokenization_spaces": False}
         texts: list[str] = self.hf.batch_decode(sequences, **options) if sequences else []
         return texts
 
@@ -70,7 +76,11 @@ def check_text(text: str, max_model_len: int) -> None:
 
 def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
     """Raise an error unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
-    if not 0 < len(ids) <= limit:
+    if not ids:
+        raise UserError("the prompt is empty; expected at least one token")
+    if set(map(type, ids)) != {int}:
+        raise UserError("token ids must be whole numbers")
+    if len(ids) > limit:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
             f"{max_model_len} tokens{why}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rft_platform.common.digests import weight_files
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import load_object
 from rft_platform.config.allowed_changes import check_unchanged, relocated
@@ -142,7 +143,7 @@ def check_writable(home: Home) -> None:
 def check_room(home: Home, model: Path | None = None) -> None:
     """Raise UserError if the disk has no space for a few checkpoints of ``model``; None means a small model."""
     free = shutil.disk_usage(nearest_folder(home.root)).free
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
+    weights = sum(file.stat().st_size for file in weight_files(model)) if model is not None else 0
     needed = max(_LEAST_FREE, _COPIES * weights)
     if free < needed:
         raise UserError(

@@ -128,12 +128,40 @@ def test_the_remedy_for_a_long_pack_is_right(model: Path) -> None:
 
 
 def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
-    run = settings(model)
+    run = settings(model, engine={"kind": "vllm"})
     text = render_plan(run_plan(run, gpu_count=1, gpu_bytes=141 * GIB))
     assert "activations of 32,768 tokens 40.2 GiB" in text
     assert "engine: 49.3 GiB of 141.0 GiB (gpu_memory_utilization)" in text
     assert memory_lines(run, 0, None) == []
     assert list(memory_problems(run, 1, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "of_weights", "of_a_token"),
+    [
+        ({"kind": "vllm"}, "bfloat16", 1_192_099_840, 114_688),
+        ({"kind": "vllm"}, "float32", 2_384_199_680, 229_376),
+        ({"kind": "vllm", "dtype": "float32"}, "bfloat16", 2_384_199_680, 229_376),
+        ({"kind": "transformers"}, "float32", 1_192_099_840, 114_688),
+    ],
+)
+def test_an_engine_needs_the_bytes_of_its_data_type(
+    model: Path, engine: dict[str, str], dtype: str, of_weights: int, of_a_token: int
+) -> None:
+    cards = card_models(settings(model, engine=engine, explorer={"rollout_model": {"dtype": dtype}}), 1)
+    assert cards is not None
+    assert (cards.engines[0].weights, cards.engines[0].cache_bytes) == (of_weights, of_a_token)
+
+
+def test_the_reasons_are_those_of_this_run(model: Path) -> None:
+    lora = {"model_path": str(model), "max_model_len": 2048, "lora_configs": [{"lora_rank": 16}]}
+    run = settings(model, model=lora, engine={"kind": "transformers"}, trainer={"cpu_offload": None}, explorer={})
+    choice = MemoryChoice(8192, True, True, 0.5)
+    alone, shared = (", ".join(memory_plan._chosen(run, choice, gpus)) for gpus in (2, 1))
+    assert "tokens do not fit)" in alone and "tokens do not fit beside the engine)" in shared
+    assert "trainer.cpu_offload true (the weights below the adapter do not fit" in alone
+    assert "gpu_memory_utilization" not in alone
+    assert "gpu_memory_utilization" not in " ".join(memory_lines(run, 2, 80 * GIB))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import SamplingParams
 
 from .conftest import bearer
 from .hostile import ACCEPTED_CHATS, HALF_PAIRS, QUESTION, REFUSED_CHATS, REFUSED_TEXTS
@@ -82,3 +83,29 @@ def test_a_model_is_retrieved_by_its_name(engine: EngineClient, http: httpx.Clie
     for name in [model["id"] for model in http.get("/v1/models").json()["data"]]:
         assert http.get(f"/v1/models/{name}").json()["id"] == name
     assert_refused(http.get("/v1/models/gpt-none"), 404)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling"),
+    [
+        ([[1.5, 2]], {}),
+        ([["a"]], {}),
+        ([[1, 2]], {"max_tokens": 0}),
+        ([[1, 2]], {"max_tokens": 1.5}),
+        ([[1, 2]], {"n": 0}),
+        ([[1, 2]], {"temperature": -1}),
+        ([[1, 2]], {"top_p": 0}),
+        ([[1, 2]], {"top_k": -2}),
+        ([[1, 2]], {"seed": "x"}),
+    ],
+)
+def test_a_batch_that_cannot_be_sampled_is_refused(
+    engine: EngineClient, http: httpx.Client, prompts: list[Any], sampling: dict[str, Any]
+) -> None:
+    body = {"prompts": prompts, "sampling": {"max_tokens": 2, **sampling}}
+    lease = {"Authorization": f"Bearer {engine.address.token}"}
+    assert_refused(http.post("/engine/generate", json=body, headers=lease))
+
+
+def test_a_batch_without_prompts_has_no_answers(engine: EngineClient) -> None:
+    assert engine.generate([], SamplingParams(4)) == []

@@ -155,7 +155,7 @@ def test_answers_stop_at_the_end_of_the_context(engine: EngineClient) -> None:
     ("prompt", "message"),
     [
         ([50] * MAX_MODEL_LEN, f"{MAX_MODEL_LEN} tokens"),
-        ([], "0 tokens"),
+        ([], "the prompt is empty"),
         ([1 << 20], "token ids must lie"),
         ([-1], "token ids"),
     ],

@@ -200,7 +200,7 @@ def test_a_tied_head_may_be_written_out(
     assert check_canary(engine, canary_of(reference)) < CANARY
 
 
-def test_a_lora_adapter_is_merged(engine: EngineClient, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_lora_adapter_is_merged(engine: EngineClient, tiny_model: Path, memorised: Path, tmp_path: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -217,6 +217,9 @@ def test_a_lora_adapter_is_merged(engine: EngineClient, tiny_model: Path, tmp_pa
         engine.update_weights(tmp_path / "adapter", version)
         assert check_canary(engine, canary_of(merged)) < CANARY
     assert engine.status().policy_version == 2
+    engine.update_weights(memorised, 3)
+    engine.update_weights(tmp_path / "adapter", 4)  # upon its own base, not upon the last full weights
+    assert check_canary(engine, canary_of(merged)) < CANARY
 
 
 def test_requests_under_way_finish_on_the_weights_they_began_with(engine: EngineClient, memorised: Path) -> None:

@@ -133,6 +133,19 @@ def test_the_weights_of_the_trainer_are_served(engine: Engine, trained: Path, ca
     assert (engine.policy_version, engine.folder, engine.paused) == (8, trained, False)
 
 
+def test_an_engine_serves_on_after_a_pause_that_failed(
+    engine: Engine, tiny_model: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(mode: str) -> None:
+        engine.paused = True
+        raise EngineError("the engine does not answer pause: timed out")
+
+    monkeypatch.setattr(engine, "pause", late)
+    with pytest.raises(EngineError, match="timed out"):
+        update_checked(engine, trained, 8, None)
+    assert (engine.policy_version, engine.folder, engine.paused) == (0, tiny_model, False)
+
+
 @pytest.mark.parametrize("stale", ["first", "second"])
 def test_a_stale_output_head_in_any_process_is_refused(
     engine: Engine, tiny_model: Path, trained: Path, canary: Canary, stale: str

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from rft_platform.cluster.interface import tls_context
 from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import EngineError, UserError, WeightsAbsentError
@@ -205,6 +207,34 @@ def test_a_server_without_the_control_plane_is_refused_with_the_reason(configure
         ):
             check_engines(configure(url))
     finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is missing")
+def test_an_engine_with_a_certificate_of_a_private_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {certificate} -subj /CN=localhost"
+    subprocess.run([*made.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = HTTPServer(("127.0.0.1", 0), StockServer)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"https://localhost:{server.server_port}"
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls_context.cache_clear()
+    try:
+        with pytest.raises(UserError, match="has no control plane"):
+            external_engine(url, TOKEN)
+        with pytest.raises(EngineError, match=r"refuses status \(404\)"), EngineClient(url, token=TOKEN) as client:
+            client.status()
+        tls_context.cache_clear()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+        with pytest.raises(UserError, match=r"SSL_CERT_FILE .*none\.pem"):
+            tls_context()
+    finally:
+        tls_context.cache_clear()
         server.shutdown()
         server.server_close()
 

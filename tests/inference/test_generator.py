@@ -262,3 +262,17 @@ def test_an_idle_engine_gives_the_cache_back(scheduler: Scheduler, generator: Ge
     assert cache_size(generator) == 0
     scheduler.submit(again)
     assert again.future.result(30) == before
+
+
+def test_longrope_ends_at_its_original_length(tmp_path: Path) -> None:
+    """Beyond it a long row changes the frequencies of all rows, so log-probs would depend on the other rows."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 16.0, **factors}
+    limits = {"max_position_embeddings": 256, "original_max_position_embeddings": 16}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = Phi3Config(**sizes, **ids, num_attention_heads=4, **limits, rope_parameters=rope)
+    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    assert PolicyModel(tmp_path, torch.float32, torch.device("cpu")).max_positions == 16

@@ -200,3 +200,33 @@ def test_each_replica_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> No
         engine_devices(range(2, 4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert engine_devices(range(1, 2)) == ""
+
+
+@dataclass
+class PausingClient:
+    """A client of an engine that pauses, or refuses to."""
+
+    url: str
+    refuses: bool = False
+    paused: bool = False
+
+    def status(self) -> None: ...
+
+    def pause(self, mode: str) -> None:
+        if self.refuses:
+            raise EngineError("pause refused (500)")
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+def test_a_pause_that_one_replica_refuses_pauses_none() -> None:
+    clients: Any = {0: PausingClient("http://a"), 1: PausingClient("http://b", refuses=True)}
+    pool = EnginePool(clients, start=clients.__getitem__)
+    with pytest.raises(EngineError, match="pause refused"):
+        pool.pause("wait")
+    assert not clients[0].paused
+    clients[1].refuses = False
+    pool.pause("wait")
+    assert clients[0].paused and clients[1].paused

@@ -343,6 +343,9 @@ def test_unsupported_requests_are_refused(body: bytes, words: str) -> None:
         {"structured_outputs": {"regex": "a"}}, {"guided_choice": ["a"]}, {"guided_json": {}},
         {"allowed_token_ids": [1]}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"ignore_eos": True},
         {"stop_token_ids": [5]}, {"vllm_xargs": {"a": 1}}, {"continue_final_message": True}, {"logit_bias": {"1": 5}},
+        {"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}, {"modalities": ["audio"]},
+        {"include_stop_str_in_output": True}, {"skip_special_tokens": False}, {"add_special_tokens": True},
+        {"prompt_logprobs": 1}, {"length_penalty": 2.0}, {"no_repeat_ngram_size": 2}, {"typical_p": 0.2},
     ],
 )  # fmt: skip
 def test_what_would_change_the_distribution_is_refused_by_name(field: dict[str, Any]) -> None:
@@ -352,6 +355,7 @@ def test_what_would_change_the_distribution_is_refused_by_name(field: dict[str, 
     with pytest.raises(ValueError, match=next(iter(field))):  # the embedded engine's body: the same
         CompletionBody.model_validate({"prompt": "x", **field})
     neutral = {"min_tokens": 0, "bad_words": [], "ignore_eos": False, "add_generation_prompt": True}
+    neutral |= {"modalities": ["text"], "function_call": "auto", "skip_special_tokens": True, "typical_p": 1.0}
     assert checked_request(CHAT, json.dumps({"messages": messages, **neutral}).encode(), 64).body
 
 
@@ -361,6 +365,11 @@ def test_limits_beyond_the_context_are_what_fits() -> None:
     assert (kept["max_tokens"], kept["max_completion_tokens"]) == (63, 8)
     kept = json.loads(checked_request(COMPLETIONS, b'{"prompt": "x", "max_tokens": 64}', 64).body)
     assert kept["max_tokens"] == 63
+
+
+def test_vllm_adds_no_token_to_the_prompt_of_a_plain_completion() -> None:
+    kept = json.loads(checked_request(COMPLETIONS, b'{"prompt": "x"}', 64).body)
+    assert kept["add_special_tokens"] is False
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Ids to text in pieces, stop strings included."""
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.openai_api.answers import AnswerForm, ChoiceBuilder
 from rft_platform.openai_api.parsers import AnswerText, OutputParser, StopWatch, TextStream, cut_at_stop, held_back
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
 
 def by_bytes(ids: list[int]) -> str:
@@ -71,3 +75,20 @@ def test_a_forced_beginning_is_part_of_the_call() -> None:
     _, shown, calls = answer.feed(list(b'{"x": 1}}\n</tool_call>'), last=True)
     assert shown == "" and [call["function"] for call in calls] == [{"name": "f", "arguments": '{"x": 1}'}]
     assert answer.finish_reason("stop") == "tool_calls" and answer.finish_reason("length") == "length"
+
+
+def test_text_offsets_go_on_from_chunk_to_chunk(tiny_model: Path) -> None:
+    tokenizer = PolicyTokenizer(tiny_model)
+    (ids,) = tokenizer.encode(["12 + 34 = 46"])
+    values = [-1.0] * len(ids)
+
+    def builder() -> ChoiceBuilder:
+        form = AnswerForm(False, "m", tokenizer, logprobs=True, token_ids=False, prompts=[[1]], n=1)
+        return ChoiceBuilder(form, 0, AnswerText(tokenizer.decode, ()))
+
+    whole = builder().whole(ids, values, [], "stop")["logprobs"]["text_offset"]
+    streaming, offsets = builder(), []
+    for number, token in enumerate(ids):
+        for chunk in streaming.add([token], [-1.0], [[]], "stop" if number == len(ids) - 1 else None):
+            offsets += chunk["choices"][0]["logprobs"]["text_offset"]
+    assert offsets == whole and whole[-1] > 0

@@ -31,6 +31,35 @@ def test_a_streamed_answer_is_whole_when_all_of_its_choices_have_finished() -> N
     ]
 
 
+def streamed(*deltas: dict[str, Any], reason: str) -> dict[str, Any]:
+    """The response of a streamed chat answer."""
+    builder = ResponseBuilder({}, "m")
+    for number, delta in enumerate(deltas):
+        last = number == len(deltas) - 1
+        choice = {"index": 0, "delta": delta, "finish_reason": reason if last else None}
+        builder.of_chunk({"id": "chatcmpl-1", "choices": [choice]})
+    builder.finish()
+    return builder._frame
+
+
+def test_text_after_a_tool_call_is_an_item_of_its_own_and_of_the_same_turn() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    response = streamed({"content": "before"}, {"tool_calls": [call]}, {"content": " after"}, reason="tool_calls")
+    ids = [item["id"] for item in response["output"]]
+    assert len(ids) == len(set(ids)) == 3
+    answer: Any = {"type": "function_call_output", "call_id": "c", "output": "42"}
+    user, turn, tool = chat_messages([{"role": "user", "content": "q"}, *response["output"], answer])
+    assert (user["role"], tool["role"]) == ("user", "tool")
+    assert turn["content"] == "before after" and [each["id"] for each in turn["tool_calls"]] == ["c"]
+
+
+@pytest.mark.parametrize(("reason", "named"), [("length", "max_output_tokens"), ("abort", "abort")])
+def test_a_cut_answer_is_incomplete(reason: str, named: str) -> None:
+    response = streamed({"content": "cut he"}, reason=reason)
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": named})
+    assert response["output"][0]["status"] == "incomplete"
+
+
 def test_a_thought_joins_the_answer_that_follows_it() -> None:
     items: Any = [
         {"role": "developer", "content": "rules"},

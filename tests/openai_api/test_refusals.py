@@ -7,10 +7,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, parsing_route
 from rft_platform.inference.vllm_engine.openai_wire import checked_request
-from rft_platform.openai_api.errors import ApiError, describe, install
+from rft_platform.openai_api.errors import ApiError, describe, install, is_too_long
 from rft_platform.openai_api.schema import CHAT, COMPLETIONS, ChatBody, CompletionBody
+from rft_platform.openai_api.tokenizer import check_prompt
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
 
@@ -52,3 +54,12 @@ async def test_both_engines_refuse_a_field_in_the_same_words(path: str, body: An
     error = answer["error"]
     assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_value")
     assert error["message"].startswith(words)
+
+
+@pytest.mark.parametrize(("ids", "too_long"), [([], False), ([1] * 8, True)])
+def test_an_empty_prompt_is_not_too_long(ids: list[int], too_long: bool) -> None:
+    with pytest.raises(UserError) as refused:
+        check_prompt(ids, 8, 10)
+    status, body = describe(refused.value)
+    assert (status, is_too_long(status, json.dumps(body))) == (400, too_long)
+    assert too_long or "the prompt is empty" in str(refused.value)

@@ -1,12 +1,15 @@
 """Hermes tool calls: whole and in pieces."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.openai_api.parsers import OutputParser, ToolCall
+from rft_platform.openai_api.parsers import AnswerText, OutputParser, ToolCall
+from rft_platform.openai_api.tokenizer import PolicyTokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}\n</tool_call>'
 
@@ -43,6 +46,10 @@ ADD = ("add", {"a": 1, "b": [2, "</x>"]})
         ('x <tool_call>{"name": "a', 'x <tool_call>{"name": "a', []),
         ("a < b <tool_cal", "a < b <tool_cal", []),
         ('<tool_call>{"name": "now"}</tool_call>', None, [("now", {})]),
+        ('<tool_call>{"name": "now", "arguments": null}</tool_call>', None, [("now", {})]),
+        ('<tool_call>{"name": "f", "arguments": {"x": "\\ud83d"}}</tool_call>', None, [("f", {"x": "\ufffd"})]),
+        ('<tool_call>{"name": "\\ud83d"}</tool_call>', None, [("\ufffd", {})]),
+        ('<tool_call>{"name": "f", "x": NaN}</tool_call>', '<tool_call>{"name": "f", "x": NaN}</tool_call>', []),
     ],
 )
 def test_texts_and_calls(text: str, content: str | None, calls: list[tuple[str, object]]) -> None:
@@ -83,3 +90,17 @@ def test_text_is_passed_on_as_soon_as_it_is_certain() -> None:
 def test_ids_are_unique() -> None:
     _, calls = parse_tool_calls(CALL * 3)
     assert len({call["id"] for call in calls}) == 3
+
+
+def test_tags_that_the_tokenizer_calls_special_are_seen(tiny_model: Path, tmp_path: Path) -> None:
+    own = PolicyTokenizer(tiny_model).hf
+    own.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>", "<|other|>"]})
+    folder = shutil.copytree(tiny_model, tmp_path / "special")
+    own.save_pretrained(folder)
+    tokenizer = PolicyTokenizer(folder)
+    (ids,) = tokenizer.encode([f"<|other|>{CALL}"])
+    end = own.eos_token_id
+    assert tokenizer.decode([*ids, end]) == CALL and tokenizer.decode_many([ids, [end]]) == [CALL, ""]
+    answer = AnswerText(tokenizer.decode, [], OutputParser(tools=True))
+    _, text, calls = answer.feed([*ids, end], last=True)
+    assert (text, plain(calls)) == ("", [ADD])

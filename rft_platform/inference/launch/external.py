@@ -4,6 +4,7 @@ from pathlib import Path
 
 import httpx
 
+from rft_platform.cluster.interface import tls_context
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.client import CONNECT_TIMEOUT_S, STATUS_TIMEOUT_S, EngineClient
 from rft_platform.inference.interface import EngineStatus
@@ -24,7 +25,7 @@ def external_engine(url: str, token: str, model: Path | None = None) -> EngineCl
     try:
         answer = httpx.post(
             f"{client.url}/engine/status", json={}, headers={"Authorization": f"Bearer {token}"}, trust_env=False,
-            timeout=httpx.Timeout(STATUS_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            verify=tls_context(), timeout=httpx.Timeout(STATUS_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         )  # fmt: skip
     except httpx.HTTPError as error:
         raise EngineError(f"{key}: the engine does not answer: {error or type(error).__name__}") from error

@@ -306,7 +306,11 @@ class EnginePool:
         try:
             self._broadcaster.answers(lambda client: client.pause(mode))
         except RftError:
-            self._paused = before
+            with self._membership:
+                self._paused = before
+            if before is None:  # the other replicas have paused
+                with suppress(RftError):
+                    self._broadcaster.outcomes(lambda client: client.resume())
             raise
 
     def resume(self) -> None:

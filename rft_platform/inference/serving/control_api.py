@@ -4,6 +4,7 @@ A batch is JSON with one list per field. No validation models are used, because 
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
@@ -115,6 +116,22 @@ def _route(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     return route
 
 
+def _sampling(options: dict[str, Any]) -> SamplingParams:
+    """The sampling parameters of a batch; UserError for values that no engine can sample with."""
+    sampling = SamplingParams(**{**options, "stop": tuple(options.get("stop") or ())})
+    for name, least in (("max_tokens", 1), ("n", 1), ("top_k", -1), ("first_prompt", 0)):
+        if type(value := getattr(sampling, name)) is not int or value < least:
+            raise UserError(f"sampling.{name} {value!r}: expected a whole number of at least {least}")
+    if not (0 < sampling.top_p <= 1 and 0 <= sampling.temperature < math.inf):
+        raise UserError(
+            f"sampling: expected 0 < top_p <= 1 and temperature >= 0, got top_p {sampling.top_p} and temperature "
+            f"{sampling.temperature}"
+        )
+    if sampling.seed is not None and type(sampling.seed) is not int:
+        raise UserError(f"sampling.seed {sampling.seed!r}: expected a whole number or null")
+    return sampling
+
+
 class ControlPlane:
     """The handlers, one method per route."""
 
@@ -140,10 +157,11 @@ class ControlPlane:
 
         The last three are lists by prompt and choice.
         """
-        options = body["sampling"]
-        sampling = SamplingParams(**{**options, "stop": tuple(options.get("stop") or ())})
+        sampling = _sampling(body["sampling"])
         partial = PartialBatch(**body["partial"]) if body.get("partial") else None
-        version, generations = await while_connected(self.engine.generate(body["prompts"], sampling, partial), http)
+        version, generations = self.engine.status().policy_version, list[Generation]()
+        if body["prompts"]:
+            version, generations = await while_connected(self.engine.generate(body["prompts"], sampling, partial), http)
         columns = {
             "policy_version": version,
             "token_ids": [[done.token_ids for done in each.completions] for each in generations],

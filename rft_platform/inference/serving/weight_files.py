@@ -4,13 +4,15 @@ Reads only file headers and, if the folder holds a tied output head and the tens
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_platform.common.errors import WeightMismatchError, some
-from rft_platform.common.files import digest_file, digest_json, read_json
+from rft_platform.common.digests import MANIFEST, digest_once, digest_weights, weight_files
+from rft_platform.common.errors import DamagedError, WeightMismatchError, some
+from rft_platform.common.files import digest_file, digest_json, read_json, read_sealed_json
+from rft_platform.common.recorded_paths import from_manifest
 
 HEADER_LENGTH_BYTES = 8  # a safetensors file begins with the size of its header, little-endian
 CHUNK_BYTES = 1 << 24
@@ -52,9 +54,45 @@ def is_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").exists()
 
 
+def base_of(adapter: Path, known: Sequence[Path]) -> Path:
+    """The folder of the full weights that ``adapter`` was trained on: one of ``known``, or one that the adapter names.
+
+    The manifest of a checkpoint has the digest of these weights; WeightMismatchError if no folder has it. An adapter
+    from elsewhere belongs to the folder that it names, if that exists here, and otherwise to the first of ``known``.
+    """
+    expected, named = _lineage(adapter)
+    if expected is None:
+        return next((folder for folder in named if weight_files(folder)), known[0])
+    for folder in dict.fromkeys([*known, *named]):
+        if weight_files(folder) and digest_weights(folder, digest_once) == expected:
+            return folder
+    raise WeightMismatchError(
+        f"{adapter}: this adapter was trained on the full weights with digest {expected[:12]}, but none of "
+        f"{', '.join(map(str, dict.fromkeys([*known, *named])))} holds them: load these full weights first, or start "
+        "the engine with their folder"
+    )
+
+
+def _lineage(adapter: Path) -> tuple[str | None, list[Path]]:
+    """Digest and folders of the full weights of ``adapter``, as far as its files name them."""
+    try:
+        named = [Path(read_json(adapter / "adapter_config.json").get("base_model_name_or_path") or "")]
+        expected = None
+        if (adapter / MANIFEST).exists():
+            manifest = read_sealed_json(adapter / MANIFEST)
+            expected = manifest.get("base_digest")
+            if manifest.get("base_model"):
+                named.insert(0, from_manifest(manifest["base_model"], manifest["request"].get("output"), adapter))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedError) as error:
+        raise WeightMismatchError(
+            f"{adapter}: adapter_config.json or {MANIFEST} cannot be read ({error}); restore the folder"
+        ) from error
+    return expected, [folder for folder in named if folder.is_absolute()]  # else it is a name on the hub
+
+
 def read_headers(folder: Path) -> dict[str, TensorPlace]:
-    """All tensors of the folder's safetensors files; WeightMismatchError if there is no file or one is incomplete."""
-    files = sorted(folder.glob("*.safetensors"))
+    """All tensors of the folder's weight files; WeightMismatchError if there is no file or one is incomplete."""
+    files = weight_files(folder)
     if not files:
         raise WeightMismatchError(f"{folder}: contains no .safetensors file")
     places: dict[str, TensorPlace] = {}

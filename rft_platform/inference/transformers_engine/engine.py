@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from rft_platform.common.digests import digest_weights
+from rft_platform.common.digests import digest_once, digest_weights
 from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import EngineStatus, PartialBatch, SamplingParams
-from rft_platform.inference.serving.weight_files import is_adapter, model_digest
+from rft_platform.inference.serving.weight_files import base_of, is_adapter, model_digest
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
@@ -76,12 +76,18 @@ class TransformersEngine:
         template_process().start()  # the process starts up while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
+        if (settings.max_model_len or 0) > self.model.max_positions:
+            LOG.warning(
+                "max_model_len %d: this engine computes at most %d tokens of this model (max_position_embeddings, "
+                "or the original length with rope_type longrope); use vLLM for longer ones",
+                settings.max_model_len, self.model.max_positions,
+            )  # fmt: skip
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
         self.model_path = folder
         self.base = folder  # the full weights that adapters are merged into
         generator = Generator(self.model, self.tokenizer.end_ids, self.tokenizer.decode)
         budget = settings.max_batch_tokens or self._free_tokens()
-        served = Served(0, digest_weights(folder), folder)
+        served = Served(0, digest_weights(folder, digest_once), folder)
         self.scheduler = Scheduler(generator, served, settings.max_rows, budget)
         self._seeds = None if settings.seed is None else itertools.count(settings.seed)
         self._counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0, "weight_updates": 0.0}
@@ -113,18 +119,19 @@ class TransformersEngine:
         return self.scheduler.call(lambda: self.model.score(sequences)).result()
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Serve the weights of ``folder``, full or an adapter on the last full ones, after running requests are done.
+        """Serve the weights of ``folder``, full or an adapter on its base, after running requests are done.
 
         If the weights do not fit the served model, keeps the old weights and raises WeightMismatchError.
         """
         adapter = is_adapter(folder)
-        tensors = merge_adapter(self.base, folder, self.model.dtype) if adapter else read_tensors(folder)
+        full = None if adapter else read_tensors(folder)
         served = Served(policy_version, digest_weights(folder), folder)
 
         def change() -> Served:
+            base = base_of(folder, [self.base, self.model_path]) if adapter else folder
+            tensors = merge_adapter(base, folder, self.model.dtype) if full is None else full
             replace_weights(self.model.module, tensors, folder)
-            if not adapter:
-                self.base = folder
+            self.base = base
             self._counts["weight_updates"] += 1
             return served
 

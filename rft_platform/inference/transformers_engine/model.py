@@ -58,7 +58,7 @@ class PolicyModel:
         self.device, self.dtype = device, dtype
         config = self.module.config.get_text_config()
         self.vocabulary = int(config.vocab_size)
-        self.max_positions = int(config.max_position_embeddings)
+        self.max_positions = _max_positions(config)
         self.cache_bytes_per_token = _cache_bytes_per_token(config, dtype)
         self._use_slot_attention(folder)
 
@@ -165,6 +165,18 @@ def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
             groups.append([index])
             real = length
     return groups
+
+
+def _max_positions(config: Any) -> int:
+    """The longest sequence that is computed alike alone and in a batch.
+
+    Above its original length ``longrope`` rotates all rows of a pass by other frequencies, also the short ones and
+    those whose keys are in the cache.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    limits = [each["original_max_position_embeddings"] for each in kinds if each.get("rope_type") == "longrope"]
+    return int(min([config.max_position_embeddings, *limits]))
 
 
 def _cache_bytes_per_token(config: Any, dtype: torch.dtype) -> int:

@@ -52,6 +52,8 @@ def checked_request(
         check_text(text, max_model_len)
     passed_on = {name: value for name, value in fields.items() if value is not None}
     passed_on |= {name: min(int(passed_on[name]), max_model_len - 1) for name in LIMITS if name in passed_on}
+    if path == COMPLETIONS:
+        passed_on["add_special_tokens"] = False  # vLLM's default is true for plain completions
     if path == CHAT:
         passed_on["messages"] = [_message(message) for message in fields["messages"]]
         if passed_on.get("tools"):

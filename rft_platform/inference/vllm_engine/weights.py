@@ -1,17 +1,15 @@
 """The weights that vLLM serves. All tensors change or, if one does not fit, none."""
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rft_platform.common.digests import digest_weights
+from rft_platform.common.digests import digest_once, digest_weights
 from rft_platform.common.errors import EngineError, WeightMismatchError
-from rft_platform.common.files import read_json
-from rft_platform.inference.serving.weight_files import check_folder, is_adapter, layout_of
+from rft_platform.inference.serving.weight_files import base_of, check_folder, is_adapter, layout_of
 from rft_platform.inference.vllm_engine.adapters import check_adapter
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +40,8 @@ class ServedWeights:
         self.llm = llm
         self.max_lora_rank = max_lora_rank  # 0: vLLM was started without room for an adapter
         self.layout = layout_of(folder)
-        self.served = Weights(0, digest_weights(folder), folder, folder)
+        self.start = folder
+        self.served = Weights(0, digest_weights(folder, digest_once), folder, folder)
         self.adapter: Any = None  # vLLM's LoRARequest, passed with every generation
         self.updates = 0
 
@@ -57,11 +56,13 @@ class ServedWeights:
                 "engine.max_lora_rank to the adapter's rank or more"
             )
         check_adapter(self.layout, folder, self.max_lora_rank)
-        try:
-            read_json(folder / "adapter_config.json")
-        except (OSError, json.JSONDecodeError) as error:
-            raise WeightMismatchError(f"{folder}: adapter_config.json cannot be read: {error}") from error
-        return Weights(policy_version, "", folder, self.served.base)
+        return Weights(policy_version, "", folder, self._base_of(folder))
+
+    def _base_of(self, adapter: Path) -> Path:
+        base = base_of(adapter, [self.served.base, self.start])
+        if base != self.served.base:
+            check_folder(self.layout, base)
+        return base
 
     async def apply(self, target: Weights) -> None:
         """Serve ``target``; if vLLM refuses it, restore the previous weights and raise WeightMismatchError.
@@ -69,9 +70,9 @@ class ServedWeights:
         The digest of the files is computed while vLLM loads them.
         """
         before, started = self.served, perf_counter()
-        digest = asyncio.ensure_future(asyncio.to_thread(digest_weights, target.folder))
         if target.adapter is not None:  # the full weights may have changed since ``prepare``
-            target = replace(target, base=before.base)
+            target = replace(target, base=await asyncio.to_thread(self._base_of, target.folder))
+        digest = asyncio.ensure_future(asyncio.to_thread(digest_weights, target.folder))
         try:
             await self._load(target, loaded=before)
             loaded_s = perf_counter() - started

@@ -10,7 +10,14 @@ import time
 from collections.abc import Callable
 
 from rft_platform.cluster.local.supervisor import EngineStarts
-from rft_platform.common.errors import DamagedError, EngineError, StorageError, UserError, WeightMismatchError
+from rft_platform.common.errors import (
+    DamagedError,
+    EngineError,
+    StorageError,
+    UserError,
+    WeightMismatchError,
+    WeightsAbsentError,
+)
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.online.releases.commands import decide, reject
@@ -141,7 +148,7 @@ class ReleaseController:
                 raise StorageError(f"no round has published version {running.candidate_version}")
             self._candidate = self._connect_candidate(self._project)
             deploy(self._candidate, policy)
-        except (UserError, StorageError, DamagedError, WeightMismatchError) as error:
+        except (UserError, StorageError, DamagedError, WeightMismatchError, WeightsAbsentError) as error:
             reject(self._store, running, f"the candidate cannot be served: {error}")
             return None
         return self._served(self._candidate)

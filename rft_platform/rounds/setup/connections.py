@@ -88,6 +88,7 @@ def check_registry(project: Project) -> None:
 SEEDS_A_REPLICA = 2**20
 #: Patterns of the files downloaded for a model of the hub.
 _OF_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_REPEATED = ["consolidated*.safetensors"]  # the same weights once more, in the form of Mistral's own library
 
 
 def start_all(project: Project) -> None:
@@ -398,7 +399,7 @@ def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
 
     try:
         with without_hub_messages():
-            return Path(snapshot_download(name, allow_patterns=list(patterns)))
+            return Path(snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=_REPEATED))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{key} {name!r}: there is no such folder, and {_not_fetched(error)}; expected a folder with config.json, "

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 
-from rft_platform.common.digests import lacks_state
+from rft_platform.common.digests import lacks_state, weight_files
 from rft_platform.common.errors import StorageError, TrainingCancelled
 from rft_platform.common.recorded_paths import from_manifest
 from rft_platform.training.checkpoint.content import Draft
@@ -236,7 +236,7 @@ def warn_if_different(state: TrainerState, folder: Path, ranks: Ranks) -> None:
     weights = gather_weights(state)
     if not ranks.is_first:
         return
-    published = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    published = {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
     both = weights.keys() & published.keys()
     found = [(weights[name].to(state.dtype).float() - published[name].float()).abs().max() for name in both]
     largest = max(map(float, found), default=0.0)
