@@ -8,6 +8,7 @@ import pytest
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.pool.engine_pool import EnginePool
 
 from .conftest import bearer
 from .hostile import ACCEPTED_CHATS, HALF_PAIRS, QUESTION, REFUSED_CHATS, REFUSED_TEXTS
@@ -103,8 +104,9 @@ def test_a_batch_that_cannot_be_sampled_is_refused(
     engine: EngineClient, http: httpx.Client, prompts: list[Any], sampling: dict[str, Any]
 ) -> None:
     body = {"prompts": prompts, "sampling": {"max_tokens": 2, **sampling}}
-    lease = {"Authorization": f"Bearer {engine.address.token}"}
-    assert_refused(http.post("/engine/generate", json=body, headers=lease))
+    process = engine.replicas.serving()[0].client if isinstance(engine, EnginePool) else engine
+    lease = {"Authorization": f"Bearer {process.address.token}"}
+    assert_refused(http.post(f"{process.url}/engine/generate", json=body, headers=lease))
 
 
 def test_a_batch_without_prompts_has_no_answers(engine: EngineClient) -> None:

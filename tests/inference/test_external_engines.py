@@ -29,7 +29,7 @@ from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.object_store.mirror import open_mirror
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import check_engines, connect_engine
-from tests.support.hidden_folder import REFUSED
+from tests.support import hidden_folder
 from tests.support.ports import free_port
 
 TOKEN = "a-token-of-24-characters"
@@ -66,7 +66,7 @@ def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[..., tuple[
         port = free_port()
         command = [sys.executable, "-m", "rft_platform", "engine", "--config", str(tmp_path / "rft.yaml")]
         if hidden is not None:
-            command = [sys.executable, "-m", "tests.support.hidden_folder", str(hidden), *command]
+            command = [sys.executable, hidden_folder.__file__, str(hidden), *command]
         process = psutil.Popen(
             [*command, "--port", str(port), "--token-env", "ENGINE_TOKEN"],
             env={**os.environ, "RFT_HOME": str(tmp_path / "there")}, stdout=subprocess.DEVNULL,
@@ -78,7 +78,7 @@ def serve(configure: Configure, tmp_path: Path) -> Iterator[Callable[..., tuple[
                 external_engine(url, TOKEN).close()
                 return url, process
             except EngineError:
-                if process.poll() == REFUSED:
+                if process.poll() == hidden_folder.REFUSED:
                     pytest.skip("this user may not mount file systems")
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.2)

@@ -1,6 +1,6 @@
 """A folder that a process and its children do not see, as on a machine with file systems of its own.
 
-``python -m tests.support.hidden_folder FOLDER COMMAND ...`` runs a command that does not see the folder.
+``python tests/support/hidden_folder.py FOLDER COMMAND ...`` runs a command that does not see the folder.
 """
 
 import ctypes
