@@ -29,7 +29,7 @@ def node_selector(with_home: Sequence[str], apart: Sequence[str], service: Servi
     return {**elsewhere, "fallback_strategy": [beside_home]}
 
 
-def place_group(ray: Any, name: str, bundle: Bundle, service: Service, labels: Mapping[str, str] | None) -> Any:
+def place_group(ray: Any, name: str, bundle: Bundle, service: Service, labels: Mapping[str, str] | None = None) -> Any:
     """Reserve ``bundle`` on as many nodes as the group of ``service`` has, with these ``labels``."""
     wanted = {"CPU": bundle.cpus, "GPU": bundle.gpus, **bundle.resources}
     held = {resource: amount for resource, amount in wanted.items() if amount}
