@@ -122,9 +122,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--once", action="store_true", help="gather weights and sum gradients once a step")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
-    ranks = Ranks.join("cuda", Layout(compile=not given.eager, gradient_checkpointing=given.checkpointing))
+    layout = Layout(compile=not given.eager, gradient_checkpointing=given.checkpointing, reduce_once=given.once)
+    ranks = Ranks.join("cuda", layout)
     model = Path(tempfile.gettempdir()) / f"shape-{given.shape}"
     folder = Path(ranks.from_first(lambda: str(build_shape_model(model, given.shape))))
     lora = LoraSpec(given.lora, given.lora) if given.lora else None
@@ -144,7 +146,7 @@ def main() -> None:
             for name in given.share:
                 share = {"auto": None, "yes": True, "no": False}[name]
                 case = {"mix": mix, "max_tokens": max_tokens, "share": name, "compiled": not given.eager}
-                case |= {"checkpointing": given.checkpointing, "ranks": ranks.world_size}
+                case |= {"checkpointing": given.checkpointing, "ranks": ranks.world_size, "once": given.once}
                 try:
                     case["steps"] = list(steps(policy, optimizer, ranks, mix, max_tokens, share, given.steps))
                     if given.profile:

@@ -5,7 +5,8 @@ comes first, because answers that wait for a place in it cost more than gradient
 model took 24 s with 90,000 tokens of cache and 14 s with 150,000. The trainer gets the fastest settings that fit beside
 this cache, and the engine then gets what the trainer leaves. If the fastest settings do not fit, and engine and trainer
 never work at the same time, they take turns: the engine sleeps while the trainer works, and a trainer without work
-keeps only its state.
+keeps only its state. Several ranks gather weights and sum gradients once a step if the memory suffices: they then wait
+for each other once a step, not in each layer of each pack.
 
 ``card_models`` names the models on the GPUs, each with its own shape. The trainer's part is the sum of what training
 keeps on each GPU: float32 weights, gradients and AdamW's two moments (16 bytes a parameter, divided by the ranks of all
@@ -55,6 +56,7 @@ class MemoryChoice:
     cpu_offload: bool
     engine_share: float  # of a GPU, for each engine of the policy
     engine_sleeps: bool = False  # engine and trainer of a GPU take turns
+    reduce_once: bool = False  # trainer ranks gather weights and sum gradients once a step (``protocol.Layout``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class TrainerMemory:
     gathered: int  # weights of whole layers in the dtype of the activations
     activations: int  # of one pack
     head: int  # logits, and the gathered embedding with its gradient
-    communication: int  # buffers for gradients on their way to other ranks
+    communication: int  # gradients on their way to other ranks
     kept: int  # what stays on the GPU between two trainings
     loaded: int  # while a whole model is read: its weights, a copy of the largest tensor, and the other models
 
@@ -122,17 +124,19 @@ def _model_memory(run: RunSettings, model: TrainerModel, choice: MemoryChoice) -
     size = 4 if trainer.dtype == "float32" else 2
     state = 0 if choice.cpu_offload else _state_bytes(run, model) // ranks
     keeps_all = ranks == 1 and model.trained  # a single rank keeps what it gathers (``training.models.loading.shard``)
-    gathered = shape.parameters if keeps_all else 2 * shape.parameters // shape.layers
+    once = choice.reduce_once and (model.trained or model.adapter > 0)
+    gathered = shape.parameters if keeps_all or once else 2 * shape.parameters // shape.layers
     gathered_bytes = gathered * size if size == 2 or ranks > 1 else 0
     eager = 1.0 if trainer.torch_compile is not False and size == 2 else _EAGER
     sent = shape.embedding + 2 * shape.parameters // shape.layers  # gathered again, and the float32 gradient's copy
+    summed = (shape.parameters if model.trained else 0) + model.adapter if once else 0
     weights = shape.parameters * (4 if model.trained else size) + 4 * model.adapter
     return TrainerMemory(
         state=state,
         gathered=gathered_bytes,
         activations=int(choice.max_tokens_per_pack * _kept_values(model, choice) * size * eager),
         head=_HEAD_BYTES + shape.embedding * (size + 4),
-        communication=sent * (size + 4 // ranks) if ranks > 1 else 0,
+        communication=sent * (size + 4 // ranks) + 4 * summed * (ranks - 1) // ranks if ranks > 1 else 0,
         kept=state + (gathered_bytes if keeps_all else 0),
         loaded=weights + shape.embedding * (4 if model.trained else size),  # a copy of one tensor at a time
     )
@@ -178,7 +182,8 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
 
     awake = [(False, *each) for each in _choices(run, cards, usable, engines)]
     asleep = [(True, *each) for each in _choices(run, cards, usable, [_beyond_share(run)])]
-    plans = [awake[0], *asleep, *awake]
+    fastest = awake[: 1 + awake[0][2].reduce_once]  # it saves less than taking turns costs
+    plans = [*fastest, *asleep, *awake]
     if not _takes_turns(run, gpu_count):
         plans = awake
     elif explorer.rollout_model.enable_sleep_mode:
@@ -216,17 +221,19 @@ def _choices(
     offloads = (False, True) if trainer.cpu_offload is None else (trainer.cpu_offload,)
     if trainer.cpu_offload is None and _HOST_FACTOR * _host_bytes(run, cards) > virtual_memory().total:
         offloads = (False,)
+    # each rank adds up its gradients in ``reduce_dtype``
+    once_first = (True, False) if _ranks(run) > 1 and trainer.reduce_dtype == "float32" else (False,)
     modes = [
-        (engine, offload, checkpointing, least)
+        (engine, least, MemoryChoice(0, checkpointing, offload, 0.0, reduce_once=once))
         for offload in offloads
         for engine in engines
         for checkpointing, least in ((False, _FAST_PACK), (True, _FAST_PACK), (True, _PACK_STEP), (False, _PACK_STEP))
+        for once in ((False,) if offload else once_first)
         if (checkpointing if given is None else given) == checkpointing
         and (given is False or checkpointing or least == _FAST_PACK)
     ]
-    for engine, offload, checkpointing, least in modes:
-        pack = trainer.max_token_len_per_gpu or max(least, longest)
-        choice = MemoryChoice(pack, checkpointing, offload, 0.0)
+    for engine, least, mode in modes:
+        choice = replace(mode, max_tokens_per_pack=trainer.max_token_len_per_gpu or max(least, longest))
         if trainer.max_token_len_per_gpu is None:
             choice = _with_largest_pack(run, cards, choice, usable - engine)
         yield engine, choice
@@ -297,6 +304,7 @@ def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> lis
             f"trainer: {_gb(needed.total)} on each of {run.config.trainer.nproc} GPU(s): weights, gradients and "
             f"optimiser {_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
             f"{choice.max_tokens_per_pack:,} tokens {_gb(needed.activations)}, logits {_gb(needed.head)}"
+            + ("; the ranks gather weights and sum gradients once a step" if choice.reduce_once else "")
             + (f"; while a model is loaded {_gb(needed.loading)}" if needed.loading > needed.training else "")
         )
     if gpu_bytes is not None:

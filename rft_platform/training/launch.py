@@ -83,6 +83,7 @@ def configured_service(
         idle_timeout_s=settings.idle_timeout_s,
         layout=Layout(
             reduce_dtype=settings.reduce_dtype,
+            reduce_once=memory.reduce_once,
             cpu_offload=memory.cpu_offload,
             gradient_checkpointing=memory.gradient_checkpointing,
             frees_gpu=memory.engine_sleeps,

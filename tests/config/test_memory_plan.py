@@ -321,6 +321,32 @@ def test_the_plan_is_near_what_whole_rounds_used(
     assert trainer_memory(run, trained_first(run), choice).total / GIB == pytest.approx(peak, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("name", "sections", "gib", "once"),
+    [
+        ("0.6b", {}, 80, True),
+        ("4b", {}, 80, False),
+        ("4b", {}, 141, True),
+        ("8b", {"model": LORA}, 80, False),
+        ("8b", {"model": LORA}, 141, True),
+        ("0.6b", {"trainer": {"nproc": 1}}, 80, False),
+        ("0.6b", {"trainer": {"nproc": 2, "reduce_dtype": "bfloat16"}}, 80, False),
+        ("0.6b", {"trainer": {"nproc": 2, "cpu_offload": True}}, 80, False),
+    ],
+)
+def test_ranks_gather_weights_and_sum_gradients_once_a_step_if_the_memory_suffices(
+    tmp_path: Path, name: str, sections: dict[str, Any], gib: int, once: bool
+) -> None:
+    run = open_settings(tmp_path, name, **{**COLOCATED, **sections})
+    choice = choose_memory(run, 2, gib * GIB)
+    assert choice.reduce_once == once
+    assert ("gather weights and sum gradients once a step" in "\n".join(memory_lines(run, 2, gib * GIB))) == once
+    if once:
+        less = trainer_memory(run, trained_first(run), replace(choice, reduce_once=False))
+        assert trainer_memory(run, trained_first(run), choice).training > less.training
+        assert choice.max_tokens_per_pack >= 8192
+
+
 def test_the_cache_of_the_engine_comes_before_training_without_checkpointing(tmp_path: Path) -> None:
     few = choose_memory(open_settings(tmp_path, "4b", model=LORA), 1, H100)
     many = choose_memory(open_settings(tmp_path, "4b", model=LORA, explorer={"runner_per_model": 512}), 1, H100)

@@ -18,7 +18,7 @@ from rft_platform.common.errors import NonFiniteError, TrainerError
 from rft_platform.config.home import Home
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.models.shards import ShardReader
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import Layout, StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import find_or_start_trainer
 
 pytestmark = pytest.mark.slow
@@ -74,8 +74,9 @@ def test_an_error_on_one_rank_is_raised_on_all(round_request: Callable[..., Trai
         client.shutdown()
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["sums_per_pack", "sums_per_step"])
 def test_two_ranks_train_and_resume_as_one_does(
-    session: TrainingSession, round_request: Callable[..., TrainRequest], tmp_path: Path
+    session: TrainingSession, round_request: Callable[..., TrainRequest], tmp_path: Path, once: bool
 ) -> None:
     """One step by its moments (Adam's exp_avg is a tenth of the gradient), the next ones by what they measured."""
 
@@ -83,7 +84,8 @@ def test_two_ranks_train_and_resume_as_one_does(
         keep = (events if events is not None else []).append
         return session.train(replace(request, output=str(tmp_path / output)), keep, lambda: False)
 
-    client = find_or_start_trainer(Home(tmp_path).cluster, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)
+    options = {"nproc": 2, "dtype": "float32", "device": "cpu", "idle_timeout_s": 120}
+    client = find_or_start_trainer(Home(tmp_path).cluster, layout=Layout(reduce_once=once), **options)
     try:
         first = round_request(1, algorithm=PPO, optimizer=FREE, max_steps=1, train_batch_size=48)
         two, one = client.train(first), alone(first, "one")

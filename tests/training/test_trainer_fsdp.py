@@ -60,6 +60,13 @@ def test_gradient_checkpointing_gives_the_same_gradients(tiny_model, ranks, lora
     assert_same(checkpointed, plain, 1e-6)
 
 
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4, alpha=8)], ids=["full", "lora"])
+def test_sums_over_ranks_once_a_step_give_the_same_gradients(tiny_model, ranks, lora) -> None:
+    options = {"dtype": torch.bfloat16, "budget": 100, "lora": lora}
+    once = gradients(tiny_model, replace(ranks, layout=Layout(reduce_once=True)), **options)
+    assert_same(once, gradients(tiny_model, ranks, **options), 1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what torch itself does while it traces
 def test_compiled_layers_give_the_same_gradients(tiny_model, ranks) -> None:
@@ -134,8 +141,8 @@ def test_command_lines_of_one_rank_of_one_node_and_of_several() -> None:
     *words, options = line(Group())
     assert words == ["-P", "-m", "rft_platform.training.service.worker"]
     assert json.loads(options)["layout"] == {
-        "reduce_dtype": "bfloat16", "cpu_offload": True, "gradient_checkpointing": False, "frees_gpu": False,
-        "compile": None,
+        "reduce_dtype": "bfloat16", "reduce_once": False, "cpu_offload": True, "gradient_checkpointing": False,
+        "frees_gpu": False, "compile": None,
     }  # fmt: skip
     assert "--standalone" in line(Group(8))
     second = line(Group(8, 2, "trainer-0:29500"), node_rank=1)

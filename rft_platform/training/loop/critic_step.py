@@ -16,7 +16,7 @@ from rft_platform.training.models.critic import Critic, PackedCritic
 from rft_platform.training.models.optimizer import apply_step, clip_gradients
 from rft_platform.training.packed.attention import to_device
 from rft_platform.training.packed.lm_head import PackTensors
-from rft_platform.training.packed.packed_policy import evaluate, idle_pack
+from rft_platform.training.packed.packed_policy import evaluate, expect_backward, idle_pack
 from rft_platform.training.packed.packing import Pack, pack
 
 
@@ -56,7 +56,9 @@ def accumulate_value_gradients(
     scale = world_size / Aggregation("token-mean").normaliser(tokens, len(samples))
     old, returns = (_column(samples, name) for name in ("old_values", "returns"))
     sums: dict[str, Tensor] = {}
-    for index in range(most(len(packs), reduce)):
+    passes = most(len(packs), reduce)
+    for index in range(passes):
+        expect_backward(critic, last=index == passes - 1)
         counted = index < len(packs)
         part = packs[index] if counted else idle_pack(critic, max_tokens_per_pack)
         value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))

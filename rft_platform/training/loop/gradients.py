@@ -29,7 +29,7 @@ from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.packed.attention import has_tiles, to_device
 from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
-from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
+from rft_platform.training.packed.packed_policy import PackedPolicy, expect_backward, idle_pack
 from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 #: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them -> which objectives need them.
@@ -249,6 +249,7 @@ def accumulate_gradients(
         with clock.time("pack", on_host=True):
             part = _PartLoss(window, index, weight, policy.device, idle)
             batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
+        expect_backward(policy, last=index == passes - 1)
         with clock.time("forward"):
             loss = _loss_of(policy, teacher, batch, part, window.objective)
         with clock.time("backward"):

@@ -32,6 +32,7 @@ class PackedCritic(nn.Module):
         self.model = model
         self.runs_on: torch.device | None = None
         self.static: StaticLengths | None = None  # as in ``PackedPolicy``
+        self.reduces_once = False
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         check_packable(model)
         register_attention()
@@ -85,7 +86,9 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
     critic.runs_on = ranks.device
     prepare_policy(critic, model, ranks, dtype)
     if is_sharded(ranks, dtype):
-        shard(critic, critic.layers, ranks, dtype, in_float32=[model.score])
+        critic.reduces_once = ranks.layout.reduce_once
+        keep = critic.reduces_once or ranks.world_size == 1
+        shard(critic, critic.layers, ranks, dtype, in_float32=[model.score], keep_gathered=keep)
     return critic
 
 

@@ -67,8 +67,10 @@ def load_policy(
     policy = PackedPolicy(model, compute_dtype=dtype)
     policy.runs_on = ranks.device
     prepare_policy(policy, policy.causal, ranks, dtype)
+    alone = ranks.world_size == 1  # gathered weights then are copies in ``dtype``
     if is_sharded(ranks, dtype):
-        shard(policy, policy.layers, ranks, dtype, keep_gathered=not frozen)
+        policy.reduces_once = ranks.layout.reduce_once and (trained or with_adapter)
+        shard(policy, policy.layers, ranks, dtype, keep_gathered=policy.reduces_once or (alone and not frozen))
     if not with_adapter:
         _read_master(model, folder, resumed)  # each rank reads its part
     check_tied(policy.causal, folder)
@@ -204,13 +206,13 @@ def shard(
     dtype: torch.dtype,
     in_float32: Iterable[nn.Module] = (),
     *,
-    keep_gathered: bool = True,
+    keep_gathered: bool,
 ) -> None:
     """Shard ``model`` over the ranks, layer by layer.
 
-    The model computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32. A single rank
-    keeps the gathered copy of a layer, in ``dtype``, from the forward to the backward pass if ``keep_gathered``: this
-    saves a copy and costs 2 bytes a parameter.
+    The model computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32. With
+    ``keep_gathered``, the gathered copy of a layer, in ``dtype``, is kept from the forward to the backward pass: the
+    layer is gathered once instead of twice, and the copies of all layers are in memory at the same time.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -219,7 +221,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
     for part in in_float32:
         fully_shard(part, mesh=mesh, offload_policy=offload)
-    free = ranks.world_size > 1 or not keep_gathered
+    free = not keep_gathered
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=free)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

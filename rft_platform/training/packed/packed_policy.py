@@ -27,6 +27,7 @@ class PackedModel(Protocol):
 
     static: StaticLengths | None
     compute_dtype: torch.dtype
+    reduces_once: bool
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +55,7 @@ class PackedPolicy(nn.Module):
         self.runs_on: torch.device | None = None
         self.static: StaticLengths | None = None  # pad packs to these lengths
         self.compiled_for: tuple[int, ...] = ()  # lengths of packs that ``warm_up`` has compiled for
+        self.reduces_once = False  # see ``expect_backward``
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         check_packable(causal)
@@ -150,12 +152,29 @@ def evaluate(
 def release_gathered(model: PackedModel) -> None:
     """Make the shards the parameters of FSDP's modules again.
 
-    A backward pass does the same. After a forward pass without a backward pass, the parameters are gathered copies: an
-    optimizer that is built in this state updates the copies, and the weights do not change.
+    The last backward pass of a step does the same. After a forward pass without a backward pass, the parameters are
+    gathered copies: an optimizer that is built in this state updates the copies, and the weights do not change.
     """
-    for module in cast(nn.Module, model).modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in _sharded(model):
+        module.reshard()
+
+
+def expect_backward(model: PackedModel, *, last: bool) -> None:
+    """Tell FSDP whether the next backward pass is the ``last`` of its step. Call it before each pass of a step.
+
+    If ``model.reduces_once``, the layers stay gathered until the last pass, and the gradients, which each rank adds up
+    by then, are summed over the ranks in this pass. Otherwise every pass does both. A step that ends before its last
+    pass leaves gradients behind: drop the model.
+    """
+    if model.reduces_once:
+        for module in _sharded(model):
+            module.set_is_last_backward(last)
+            module.set_reshard_after_backward(last, recurse=False)
+            module.set_requires_gradient_sync(last, recurse=False)
+
+
+def _sharded(model: PackedModel) -> list[FSDPModule]:
+    return [module for module in cast(nn.Module, model).modules() if isinstance(module, FSDPModule)]
 
 
 def score(

@@ -1,6 +1,8 @@
 """Every registered loss with rows that suit it, and a step's loss and gradients; also the program of one gloo rank::
 
-torchrun --nproc-per-node 2 invariance.py MODEL_FOLDER RESULT_FOLDER
+torchrun --nproc-per-node 2 invariance.py MODEL_FOLDER RESULT_FOLDER [once]
+
+With ``once``, weights are gathered and gradients are summed once a step.
 """
 
 import sys
@@ -135,19 +137,26 @@ def main() -> None:
 
     from rft_platform.training.distributed import Ranks
     from rft_platform.training.models.loading import load_policy
+    from rft_platform.training.protocol import Layout
 
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    ranks = Ranks.join("cpu")
+    ranks = Ranks.join("cpu", Layout(reduce_once="once" in sys.argv))
     policy, teacher = load_policy(folder, ranks, torch.float32), PackedPolicy(build_model(seed=1))
     for index, (name, spec) in enumerate(over_gloo().items()):
         mine = [row for row in rows_for(spec.policy_loss) if (row.group == 0) == (ranks.rank == 0)]  # uneven on purpose
-        metrics, gradients = step(
-            policy, mine, spec, teacher, max_tokens_per_pack=30, reduce=ranks.reduce, world_size=ranks.world_size
-        )
+        with torch.profiler.profile() as profile:
+            metrics, gradients = step(
+                policy, mine, spec, teacher, max_tokens_per_pack=30, reduce=ranks.reduce, world_size=ranks.world_size
+            )
+        sums = sum(event.name == "c10d::_reduce_scatter_base_" for event in profile.events())
         if ranks.is_first:
             tensors = {name: tensor.contiguous() for name, tensor in gradients.items()}
-            save_file(tensors, results / f"{index}.safetensors", {"spec": name, "loss": repr(metrics["loss"])})
+            save_file(
+                tensors,
+                results / f"{index}.safetensors",
+                {"spec": name, "loss": repr(metrics["loss"]), "sums": str(sums)},
+            )
     ranks.leave()
 
 

@@ -153,13 +153,14 @@ def _together(works: list[Callable[[], None]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_over_gloo(trial: Trial, tmp_path: Path) -> None:
-    """FSDP2 over two real ranks, for every loss."""
+@pytest.mark.parametrize("once", [False, True], ids=["sums_per_pack", "sums_per_step"])
+def test_two_processes_over_gloo(trial: Trial, tmp_path: Path, once: bool) -> None:
+    """FSDP2 over two real ranks, for every loss. The ranks have different numbers of packs."""
     results = tmp_path / "results"
     results.mkdir()
     trial.policy.model.save_pretrained(tmp_path / "model")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    program = [str(Path(__file__).with_name("invariance.py")), str(tmp_path / "model"), str(results)]
+    program = [str(Path(__file__).with_name("invariance.py")), str(tmp_path / "model"), str(results), *["once"] * once]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [*command, *program], env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -172,6 +173,8 @@ def test_two_processes_over_gloo(trial: Trial, tmp_path: Path) -> None:
             said = tensors.metadata()
             gradients = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
         assert_equal((float(said["loss"]), gradients), trial.plain(said["spec"]))
+        groups = len(trial.policy.layers) + 1  # that FSDP gathers and sums at once
+        assert int(said["sums"]) == groups if once else int(said["sums"]) >= 5 * groups
 
 
 def test_tokens_with_the_largest_covariances_are_selected(trial: Trial) -> None:
