@@ -11,11 +11,13 @@ step's groups are divided as the trainer divides them, and the figures are those
 
 import argparse
 import gc
+import itertools
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +124,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--once", action="store_true", help="gather weights and sum gradients once a step")
+    parser.add_argument(
+        "--once", nargs="+", default=["no"], choices=["no", "yes"], help="gather weights, sum gradients once a step"
+    )
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
-    layout = Layout(compile=not given.eager, gradient_checkpointing=given.checkpointing, reduce_once=given.once)
-    ranks = Ranks.join("cuda", layout)
+    joined = Ranks.join("cuda", Layout(compile=not given.eager, gradient_checkpointing=given.checkpointing))
     model = Path(tempfile.gettempdir()) / f"shape-{given.shape}"
-    folder = Path(ranks.from_first(lambda: str(build_shape_model(model, given.shape))))
+    folder = Path(joined.from_first(lambda: str(build_shape_model(model, given.shape))))
     lora = LoraSpec(given.lora, given.lora) if given.lora else None
     found: list[dict[str, Any]] = []
-    for max_tokens in given.packs:
+    for max_tokens, once in itertools.product(given.packs, given.once):
+        ranks = replace(joined, layout=replace(joined.layout, reduce_once=once == "yes"))
         policy = load_policy(folder, ranks, torch.bfloat16, lora=lora)
         optimizer = build_optimizer(policy.model, OptimizerSpec(lr=1e-6))
         expect_rows(policy, LONG if "long" in given.mixes else None)
@@ -146,7 +150,7 @@ def main() -> None:
             for name in given.share:
                 share = {"auto": None, "yes": True, "no": False}[name]
                 case = {"mix": mix, "max_tokens": max_tokens, "share": name, "compiled": not given.eager}
-                case |= {"checkpointing": given.checkpointing, "ranks": ranks.world_size, "once": given.once}
+                case |= {"checkpointing": given.checkpointing, "ranks": ranks.world_size, "once": once}
                 try:
                     case["steps"] = list(steps(policy, optimizer, ranks, mix, max_tokens, share, given.steps))
                     if given.profile:
@@ -159,12 +163,12 @@ def main() -> None:
                 if not ranks.is_first:
                     continue
                 for line in case.get("steps", []) or [case]:
-                    print(mix, max_tokens, name, json.dumps(line), flush=True)
+                    print(mix, max_tokens, name, once, json.dumps(line), flush=True)
                 given.out.write_text(json.dumps({"machine": describe("cuda"), "results": found}, indent=1))
         del policy, optimizer
         gc.collect()
         torch.cuda.empty_cache()
-    ranks.leave()
+    joined.leave()
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class Layout:
     """Settings that change the time and memory of a step. They change the step's result by rounding only."""
 
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of gradient sums over ranks
-    #: Gather weights, and sum gradients over the ranks, once a step instead of once a pack. This takes more memory. Each
-    #: rank adds up the gradients of its packs in ``reduce_dtype``.
+    #: Gather weights, and sum gradients over the ranks, once a step instead of once a pack. This takes more memory. The
+    #: gradients of a rank's packs are added up in ``reduce_dtype``.
     reduce_once: bool = False
     cpu_offload: bool = False  # keep parameters, gradients and moments in host memory; needs CUDA
     gradient_checkpointing: bool = False  # recompute a layer's activations in the backward pass
