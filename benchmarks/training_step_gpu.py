@@ -36,7 +36,7 @@ from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.loop.training_run import share_of_rank
 from rft_platform.training.models.loading import compiled_graphs, load_policy
 from rft_platform.training.models.optimizer import apply_step, build_optimizer, clip_gradients
-from rft_platform.training.packed.flops import peak_flops
+from rft_platform.training.packed.flops import TrainingCost, added_flops, peak_flops
 from rft_platform.training.packed.packed_policy import expect_rows, warm_up
 from rft_platform.training.protocol import Layout
 
@@ -67,7 +67,7 @@ def steps(
 ) -> Iterator[dict[str, Any]]:
     """Optimiser steps over fresh rows, measured."""
     for step in range(count):
-        rows = share_of(ranks, rows_of(mix, 1000 + step))
+        rows = share_of(ranks, rows_of(mix, 1000 + step), TrainingCost.of(policy))
         torch.cuda.reset_peak_memory_stats()
         before, clock = compiled_graphs(), DeviceClock(policy.device)
         torch.cuda.synchronize()
@@ -97,11 +97,10 @@ def steps(
         }
 
 
-def share_of(ranks: Ranks, rows: list[Sample]) -> list[Sample]:
-    """The rows of this rank: whole groups, about as many tokens as each other rank has."""
-    group = np.repeat(np.arange(len(rows) // RUNS), RUNS)
-    tokens = np.array([len(row.token_ids) for row in rows])
-    return [rows[index] for index in share_of_rank(np.arange(len(rows)), group, tokens, ranks.rank, ranks.world_size)]
+def share_of(ranks: Ranks, rows: list[Sample], cost: TrainingCost) -> list[Sample]:
+    """The rows of this rank: whole groups, about as many operations as each other rank has."""
+    group, costs = np.repeat(np.arange(len(rows) // RUNS), RUNS), added_flops(cost, rows)
+    return [rows[index] for index in share_of_rank(np.arange(len(rows)), group, costs, ranks.rank, ranks.world_size)]
 
 
 def profile(policy: Any, optimizer: Any, ranks: Ranks, mix: str, max_tokens: int, share: bool | None) -> str:

@@ -20,8 +20,8 @@ compilation is an error, because torch would fall back to the unfused flex_atten
 matrix.
 
 Row attention (``row_ranges``, ``row_attention``) is variable-length flash attention: the rows of a pack are
-concatenated, and the kernel gets the offset of each row. Padding at the end of a pack is split into rows that are not
-longer than the longest real row, to limit its cost. The results of padding are not read.
+concatenated, and the kernel gets the offset of each row. Padding at the end of a pack is split into rows of a tile, or as
+long as the longest real row, to limit its cost. The results of padding are not read.
 """
 
 import functools
@@ -130,8 +130,11 @@ class RowRanges:
 
 
 def row_ranges(pack: Pack, device: torch.device) -> RowRanges:
-    """Return the ranges of ``pack``, whose rows share no prefix, and of its padding."""
-    longest = int(np.diff(pack.row_start).max())
+    """Return the ranges of ``pack``, whose rows share no prefix, and of its padding.
+
+    The kernel computes whole tiles: rows of padding shorter than a tile would cost as much as a tile each.
+    """
+    longest = max(int(np.diff(pack.row_start).max()), TILE)
     padding = np.arange(pack.row_start[-1], pack.length, longest)[1:]
     ends = [pack.length] if pack.length > pack.row_start[-1] else []
     offsets = np.concatenate([pack.row_start, padding, ends]).astype(np.int32)

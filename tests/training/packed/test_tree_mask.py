@@ -6,8 +6,15 @@ import torch
 
 import rft_platform.training.packed.attention as tree_mask_module
 from rft_platform.training.data.samples import Sample, demonstration_sample
-from rft_platform.training.packed.attention import _tiles, packed_attention, plan_attention, tree_attention, tree_mask
-from rft_platform.training.packed.packing import TILE, Pack, pack
+from rft_platform.training.packed.attention import (
+    _tiles,
+    packed_attention,
+    plan_attention,
+    row_ranges,
+    tree_attention,
+    tree_mask,
+)
+from rft_platform.training.packed.packing import TILE, Pack, StaticLengths, pack
 
 
 def dense(packed: Pack) -> np.ndarray:
@@ -53,6 +60,18 @@ def test_the_block_mask_equals_the_dense_mask() -> None:
     assert mask.mask_mod is not None
     pairs = mask.mask_mod(zero, zero, index[:, None], index[None, :])
     np.testing.assert_array_equal(pairs.numpy(), dense(packed))
+
+
+@pytest.mark.parametrize("tokens", [2, 40, 500, 5000])
+def test_padding_after_rows_that_share_nothing_is_cut_into_few_rows(tokens: int) -> None:
+    """The idle pack of a rank has one node. The kernel takes as long for a row of one token as for a whole tile."""
+    row = demonstration_sample("0", np.arange(tokens) % 500, np.arange(tokens) > 0)
+    packed = pack([row], 32768, static=StaticLengths())[0]
+    ranges = row_ranges(packed, torch.device("cpu"))
+    lengths = np.diff(ranges.offsets.numpy())
+    assert lengths[0] == tokens - 1 and lengths.sum() == packed.length
+    assert ranges.longest == max(TILE, tokens - 1) >= lengths.max()
+    assert len(lengths) <= 1 + -(-packed.length // TILE)
 
 
 def test_a_shared_prompt_has_full_tiles_and_runs_do_not_see_each_other() -> None:
