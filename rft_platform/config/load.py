@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.config.foreign.convert import convert
+from rft_platform.config.foreign.defaults import write_defaults
 from rft_platform.config.home import Home
 from rft_platform.config.paths import relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
@@ -224,10 +225,14 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
     """The settings in a user's file, not validated, and one line for each foreign key without effect.
 
     Expressions are interpolated, foreign keys and names are converted, and paths are relative to the file's folder.
-    ``own_functions``: the caller replaces the workflows that the file names. Raises UserError.
+    What a foreign file leaves out has the default of the other system.
+    ``own_functions``: the caller has its own defaults, and replaces the workflows that the file names.
+    Raises UserError.
     """
     given = interpolate(read_yaml(path), str(path), _scalar)
     data, notices = convert(given, str(path), own_functions=own_functions)
+    if data != given and not own_functions:
+        notices += tuple(write_defaults(data, staged=bool(given.get("stages"))))
     return resolve_paths(data, path.parent), notices
 
 

@@ -59,8 +59,11 @@ def convert_algorithm(data: Data) -> Iterator[str]:
 
 
 def _critic(data: Data, section: Data) -> None:
-    """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic."""
-    if section.get("algorithm_type") != "ppo":
+    """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic.
+
+    A file that names no algorithm means ppo.
+    """
+    if section.get("algorithm_type") not in (None, "ppo"):
         return
     for foreign, own in _CRITIC.items():
         for found in find(data, f"trainer.trainer_config.critic.{foreign}"):
