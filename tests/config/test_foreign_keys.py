@@ -71,6 +71,29 @@ def test_a_key_with_another_name_moves() -> None:
     assert notices == ()
 
 
+def test_auxiliary_models_think_as_the_model_does_unless_they_have_their_own_setting() -> None:
+    models = [{"model_path": "a"}, {"model_path": "b", "enable_thinking": True}]
+    data, _ = converted(model__enable_thinking=False, explorer__auxiliary_models=models)
+    assert [model["enable_thinking"] for model in data["explorer"]["auxiliary_models"]] == [False, True]
+    data, _ = converted(explorer__rollout_model__enable_thinking=False, explorer__auxiliary_models=models)
+    assert "enable_thinking" not in data["explorer"]["auxiliary_models"][0]
+
+
+def test_options_of_an_engine_are_those_of_the_policys_engine_only() -> None:
+    options = {"max_num_seqs": 8}
+    data, _ = converted(explorer__rollout_model__extra_engine_args=options)
+    assert data["engine"]["vllm_args"] == options
+    line = refusal(explorer__auxiliary_models=[{"model_path": "a", "extra_engine_args": options}])
+    assert "explorer.auxiliary_models[0].extra_engine_args" in line and "engine.vllm_args" in line
+    assert converted(explorer__auxiliary_models=[{"model_path": "a", "extra_engine_args": {}}])[1] == ()
+
+
+def test_runners_of_all_engines_are_not_those_of_one() -> None:
+    data, (notice,) = converted(explorer__runner_num=32, explorer__rollout_model__engine_num=4)
+    assert "explorer.runner_num has no effect here: explorer.runner_per_model is the number" in notice
+    assert "runner_per_model" not in data["explorer"]
+
+
 def test_a_setting_with_two_values_is_refused() -> None:
     line = refusal(model__enable_thinking=True, explorer__rollout_model__enable_thinking=False)
     assert "model.enable_thinking and explorer.rollout_model.enable_thinking are the same setting" in line
@@ -360,6 +383,15 @@ def test_a_share_of_warm_up_steps_needs_the_length() -> None:
     given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1}
     assert converted(**given, trainer__total_steps=50)[0]["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
     assert "the number of steps is not set" in refusal(**given)
+
+
+def test_explore_batches_are_no_optimiser_steps_of_a_warm_up() -> None:
+    given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1, "buffer__total_steps": 50}
+    assert "the number of steps is not set" in refusal(**given)
+    store = "buffer__trainer_input__experience_buffer__storage_type"
+    assert "the number of steps is not set" in refusal(**given, **{store: "sql"}, mode="train")
+    offline, _ = converted(**given, **{store: "file"}, mode="train")
+    assert offline["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
 
 
 CRITIC: dict[str, Any] = {

@@ -321,6 +321,7 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
     try:
         notices += convert_stages(converted)
         _on_ray(converted)
+        _think_alike(converted)
         for key, treatment in KEYS:
             notices += apply(converted, key, treatment)
         notices += _convert_tinker(converted)
@@ -340,6 +341,14 @@ def _on_ray(data: Data) -> None:
     section = data.get("cluster")
     if isinstance(section, dict) and section.get("ray_address") not in (None, "", "auto"):
         section.setdefault("kind", "ray")
+
+
+def _think_alike(data: Data) -> None:
+    """Set ``model.enable_thinking`` for the auxiliary models, too, unless they have their own."""
+    thinks, models = value_at(data, "model.enable_thinking"), value_at(data, "explorer.auxiliary_models")
+    for model in models if thinks is not None and isinstance(models, list) else ():
+        if isinstance(model, dict) and model.get("enable_thinking") is None:
+            model["enable_thinking"] = thinks
 
 
 def _other_trainer(data: Data) -> Iterator[str]:
