@@ -274,7 +274,8 @@ def _create_view(
         if mirror is not None and any("://" in place for place in places):
             _register(connection, mirror.remote.filesystem)
         files = ", ".join("'" + place.replace("'", "''") + "'" for place in places)
-        query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
+        # Without hive_partitioning = false a folder ``round=7`` above the project would be a column.
+        query = f"SELECT {select} FROM read_parquet([{files}], filename = true, hive_partitioning = false)"
     else:
         query = f"SELECT * FROM {_empty(connection, name, schema)}"
     try:
