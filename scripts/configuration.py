@@ -24,8 +24,9 @@ settings that result from a file.
 A value may contain `${oc.env:NAME,DEFAULT}`, an environment variable with an optional default, and `${section.key}`,
 the value of another key of the file ([OmegaConf](https://omegaconf.readthedocs.io)). An expression without a value is
 refused. The project stores the values: a later change of a variable does not change a started project. So a variable
-whose name ends with `KEY` or `TOKEN`, or contains `SECRET`, `PASSWORD` or `CREDENTIAL`, is refused: read it in your
-code, or name it in `api_key_env`. A file of someone else may name any other variable: read it before you run it.
+whose name ends with `KEY` or `TOKEN` or with the word `PASS` or `PWD`, has the word `KEY` or `TOKEN`, or contains
+`SECRET`, `PASSWORD` or `CREDENTIAL` is refused, and so is `RFT_ALERT_URL`: read it in your code, or name it in
+`api_key_env`. A file of someone else may name any other variable: read it before you run it.
 
 A file may have 256 KiB, 100,000 values (counted wherever an alias repeats them), 100 levels and numbers of 19 digits.
 """

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.foreign.defaults import write_defaults
 from rft_platform.config.home import Home
@@ -36,8 +37,6 @@ _VARIABLE = re.compile(r"Environment variable '(?P<name>[^']*)' not found")
 _LITERAL = re.compile(r"(?<!\\)(\\*+)\$\{")
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")
 _ENVIRONMENT = re.compile(r"""(?<!\\)(?:\\\\)*\$\{\s*oc\.env\s*:\s*['"]?(?P<name>\w+)""")
-#: Names of variables that hold secrets; MAX_TOKEN_LEN is none.
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:KEY|TOKEN)(?:_?\d+)?$", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^']*)' not found")
 
@@ -52,7 +51,7 @@ def interpolate(data: dict[str, Any], source: str, read: Read = lambda _, text: 
         return data
     for place, text in _texts(data, ()):
         for found in _ENVIRONMENT.finditer(text):
-            if _SECRET.search(found["name"]):
+            if names_a_secret(found["name"]):
                 raise UserError(f"{source}: {_secret(place, found['name'])}")
     typed = _with_values(data, _resolved(data, source), read, ())
     return {str(key): value for key, value in _resolved(typed, source).items()}
