@@ -28,6 +28,7 @@ def test_dashboard_and_alerts_use_metrics_and_labels_that_exist() -> None:
             if CATALOGUE[name].kind == "counter":
                 assert re.search(rf"(rate|increase)\({name}", expression), f"{name} is a counter: {expression}"
         assert expression.count("(") == expression.count(")")
+        assert "absent(" not in expression, f"absent() has no label instance to match on: {expression}"
     assert len(used) > 20
     assert len(set(CATALOGUE) - used) < 8, "most metrics should be on the dashboard"
 
