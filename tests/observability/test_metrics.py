@@ -110,7 +110,7 @@ def test_runs_are_counted_by_job_and_fault_and_running_phases_are_seen(project: 
         tags = {"dagster/partition": "r0001"}
         instance.create_run_for_job(explore, tags=tags, status=dg.DagsterRunStatus.STARTED)
     found = scrape(project)
-    assert found["rft_failed_runs_total"] == {
+    assert found["rft_failed_runs"] == {
         ("explore_job", "engine"): 2, ("explore_job", "storage"): 1, ("sync_round_job", "orchestration"): 1
     }  # fmt: skip
     assert found["rft_phase_running"] == {("warm_start",): 0, ("explore",): 1, ("sync",): 0}

@@ -86,7 +86,7 @@ def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:
     failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
     counted = Counter((run.job_name, fault_of(run).get(FAULT_TAG, "orchestration")) for run in failed)
     for labels, count in sorted(counted.items()):
-        yield Sample("rft_failed_runs_total", count, labels)
+        yield Sample("rft_failed_runs", count, labels)
 
 
 def driver_samples(home: Home, instance: dg.DagsterInstance) -> Iterator[Sample]:
