@@ -149,8 +149,8 @@ def test_engine_and_trainer_are_probed_through_their_leases(
     assert found["rft_trainer_up"][()] == 0
 
 
-def test_an_imported_version_has_no_lag() -> None:
-    served = {"engine": 38.0, "engine-candidate": FIRST_IMPORTED + 1.0}
+def test_imported_versions_and_those_of_further_policies_have_no_lag() -> None:
+    served = {"engine": 38.0, "engine-candidate": FIRST_IMPORTED + 1.0, "policy-wolf": 3.0, "policy-wolf-1": 3.0}
     samples = [Sample("rft_policy_version_served", version, (name,)) for name, version in served.items()]
     found = list(prometheus_collector._lag([Sample("rft_policy_version_trained", 40.0), *samples]))
     assert found == [Sample("rft_policy_version_lag", 2.0, ("engine",))]

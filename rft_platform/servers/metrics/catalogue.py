@@ -36,7 +36,9 @@ CATALOGUE: Mapping[str, Entry] = {
     "rft_frontier_rows": Entry("gauge", "rows of the round now explored", ("stage",)),
     "rft_policy_version_trained": Entry("gauge", "optimiser steps of the newest published policy"),
     "rft_policy_version_served": Entry("gauge", "policy version an engine serves", ("engine",)),
-    "rft_policy_version_lag": Entry("gauge", "optimiser steps that an engine is behind the newest policy", ("engine",)),
+    "rft_policy_version_lag": Entry(
+        "gauge", "optimiser steps that an engine of the first policy is behind the newest version", ("engine",)
+    ),
     "rft_phase_running": Entry("gauge", "1 while a launch of the phase is running", ("phase",)),
     "rft_phase_failures": Entry("gauge", "failed launches of the next action since its last success", ("phase",)),
     "rft_plan_state": Entry(

@@ -162,14 +162,15 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Difference between the newest policy version and each engine's version.
+    """Difference between the newest version of the first policy and that of each of its engines.
 
-    Omitted for an engine that serves imported weights: their version numbers are not comparable.
+    Omitted where version numbers are not comparable: for engines of further policies, and for imported weights.
     """
     known = {(sample.name, *sample.labels): sample.value for sample in samples}
     trained = known.get(("rft_policy_version_trained",))
     for (name, *labels), served in known.items():
-        if name == "rft_policy_version_served" and trained is not None and served <= FIRST_IMPORTED:
+        comparable = name == "rft_policy_version_served" and not labels[0].startswith("policy-")
+        if comparable and trained is not None and served <= FIRST_IMPORTED:
             yield Sample("rft_policy_version_lag", trained - served, tuple(labels))
 
 
