@@ -11,6 +11,7 @@ from rft_platform.algorithms.common.registry import Registry
 from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
 from rft_platform.common.errors import UserError
+from rft_platform.config.allowed_changes import changed_keys
 from rft_platform.config.foreign.convert import convert
 from rft_platform.config.foreign.defaults import write_defaults
 from rft_platform.config.foreign.keys import KEYS
@@ -326,9 +327,11 @@ def test_what_a_foreign_file_sets_is_kept(tmp_path: Path) -> None:
     assert (own.algorithm.algorithm_type, own.buffer.batch_size, own.notices) == ("grpo", 32, ())
 
 
-def test_a_foreign_file_that_does_not_train_has_no_algorithm_of_it(tmp_path: Path) -> None:
-    config = loaded(tmp_path, mode="serve", explorer__rollout_model__enable_history=True)
-    assert config.algorithm.algorithm_type == "grpo" and config.notices == ()
+def test_a_foreign_file_in_another_mode_has_the_same_settings(tmp_path: Path) -> None:
+    foreign = {"trainer__use_dynamic_bsz": True, **with_taskset()}
+    both, *others = (loaded(tmp_path, mode=mode, **foreign) for mode in ("both", "bench", "explore", "train"))
+    for config in others:
+        assert changed_keys(both, config).keys() == {"mode"} and config.notices == both.notices
 
 
 def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:

@@ -17,12 +17,11 @@ def write_defaults(data: Data, *, staged: bool) -> Iterator[str]:
 
     ``staged``: section ``warm_start`` is a stage of the file.
     """
-    mode, inputs = value_at(data, "mode") or "both", mapping_at(data, INPUT)
-    if mode in ("both", "train", "colocate"):
-        yield from _write(data, _OF_TRAINING)
+    inputs = mapping_at(data, INPUT)  # not the mode, which a started project may change, while it keeps these settings
+    yield from _write(data, _OF_TRAINING)
     if staged and isinstance(data.get("warm_start"), dict):
         yield from _write(data, _OF_WARM_START)
-    if mode in ("both", "explore", "colocate") and (inputs.get("taskset") or inputs.get("tasksets")):
+    if inputs.get("taskset") or inputs.get("tasksets"):
         yield from _write(data, _OF_TASKS)
     for shown, taskset, _ in tasksets(inputs, None, None):
         yield from _write_columns(shown, taskset)
