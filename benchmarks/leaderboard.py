@@ -99,7 +99,10 @@ def measured(home: Path) -> dict[str, Any]:
     report = report_of(project, recipe_named(RECIPE))
     assert report is not None, home
     files = str(home / "rounds" / "*" / "rollouts" / "*.parquet")
-    query = "select round, sum(len(response_ids)), count(distinct run_id) from read_parquet(?) group by round"
+    query = (
+        "select round, sum(len(response_ids)), count(distinct run_id) "
+        "from read_parquet(?, hive_partitioning = false) group by round"
+    )
     rows = {number: (int(tokens), runs) for number, tokens, runs in duckdb.sql(query, params=[files]).fetchall()}
     costs = drive_costs(project.home)
     sampled = np.cumsum([0] + [rows[number][0] for number in sorted(rows)]).tolist()

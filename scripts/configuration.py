@@ -24,8 +24,9 @@ settings that result from a file.
 A value may contain `${oc.env:NAME,DEFAULT}`, an environment variable with an optional default, and `${section.key}`,
 the value of another key of the file ([OmegaConf](https://omegaconf.readthedocs.io)). An expression without a value is
 refused. The project stores the values: a later change of a variable does not change a started project. So a variable
-whose name ends with `KEY` or `TOKEN`, or contains `SECRET`, `PASSWORD` or `CREDENTIAL`, is refused: read it in your
-code, or name it in `api_key_env`. A file of someone else may name any other variable: read it before you run it.
+whose name ends with `KEY` or `TOKEN` or with the word `PASS` or `PWD`, has the word `KEY` or `TOKEN`, or contains
+`SECRET`, `PASSWORD` or `CREDENTIAL` is refused, and so is `RFT_ALERT_URL`: read it in your code, or name it in
+`api_key_env`. A file of someone else may name any other variable: read it before you run it.
 
 A file may have 256 KiB, 100,000 values (counted wherever an alias repeats them), 100 levels and numbers of 19 digits.
 """
@@ -35,6 +36,10 @@ FOREIGN = """
 A configuration file of Trinity-RFT loads as it is. Keys that are not listed above are renamed, or accepted with one
 line in the plan that says what takes their place, or refused with the reason. `[]` stands for each entry of a list; the
 keys of `taskset` hold for `tasksets[]` and `eval_tasksets[]`, too.
+
+If a file has such a key or name, some keys that it leaves out have the default of Trinity-RFT, and the plan has a line
+for each: `algorithm.algorithm_type` ppo, `algorithm.optimizer.weight_decay` 0.01, `buffer.batch_size` 1, and of a
+taskset `format.prompt_key` prompt and `format.response_key` response.
 
 `stages` of one supervised fine-tuning and one training after it are one project: the first is its `warm_start`.
 A file for Tinker trains a LoRA adapter on this machine. For `on_policy_distill` and `jsd` (here `gkd`), the first of

@@ -18,8 +18,11 @@ from urllib.parse import quote, quote_plus
 MASK = "***"
 _LEAST_LENGTH = 6  # a shorter value could be part of ordinary words
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|KEY)(?:_|$)|(?:TOKEN|KEY)$|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE
+    r"(?:^|_)(?:TOKEN|KEY)(?:_|$)|(?:TOKEN|KEY|(?:^|_)PASS|(?:^|_)PWD)(?:_?\d{1,4})?$"
+    r"|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL",
+    re.IGNORECASE,
 )
+_NUMBER_OF_TOKENS = re.compile(r"(?:MAX|MIN|NUM)_TOKEN|TOKEN_(?:LEN|LIMIT|COUNT|BUDGET)", re.IGNORECASE)
 #: Variables whose value is a URL that is itself a secret or contains one.
 _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
 
@@ -106,8 +109,8 @@ def _secret_values(environment: Mapping[str, str] | None) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def names_a_secret(name: str) -> bool:
-    """Whether an environment variable with this name has a secret as its value."""
-    return name in _SECRET_URLS or _SECRET_NAME.search(name) is not None
+    """Whether an environment variable with this name has a secret as its value; PWD is the working directory."""
+    return name in _SECRET_URLS or (name != "PWD" and bool(_SECRET_NAME.search(_NUMBER_OF_TOKENS.sub("", name))))
 
 
 @lru_cache(maxsize=16)

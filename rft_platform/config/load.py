@@ -22,7 +22,9 @@ from pydantic_core import ErrorDetails
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
+from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.foreign.convert import convert
+from rft_platform.config.foreign.defaults import write_defaults
 from rft_platform.config.home import Home
 from rft_platform.config.paths import relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
@@ -35,8 +37,6 @@ _VARIABLE = re.compile(r"Environment variable '(?P<name>[^']*)' not found")
 _LITERAL = re.compile(r"(?<!\\)(\\*+)\$\{")
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\\$\{")
 _ENVIRONMENT = re.compile(r"""(?<!\\)(?:\\\\)*\$\{\s*oc\.env\s*:\s*['"]?(?P<name>\w+)""")
-#: Names of variables that hold secrets; MAX_TOKEN_LEN is none.
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:KEY|TOKEN)(?:_?\d+)?$", re.IGNORECASE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _MISSING_KEY = re.compile(r"Interpolation key '(?P<key>[^']*)' not found")
 
@@ -51,7 +51,7 @@ def interpolate(data: dict[str, Any], source: str, read: Read = lambda _, text: 
         return data
     for place, text in _texts(data, ()):
         for found in _ENVIRONMENT.finditer(text):
-            if _SECRET.search(found["name"]):
+            if names_a_secret(found["name"]):
                 raise UserError(f"{source}: {_secret(place, found['name'])}")
     typed = _with_values(data, _resolved(data, source), read, ())
     return {str(key): value for key, value in _resolved(typed, source).items()}
@@ -224,10 +224,14 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
     """The settings in a user's file, not validated, and one line for each foreign key without effect.
 
     Expressions are interpolated, foreign keys and names are converted, and paths are relative to the file's folder.
-    ``own_functions``: the caller replaces the workflows that the file names. Raises UserError.
+    What a foreign file leaves out has the default of the other system.
+    ``own_functions``: the caller has its own defaults, and replaces the workflows that the file names.
+    Raises UserError.
     """
     given = interpolate(read_yaml(path), str(path), _scalar)
     data, notices = convert(given, str(path), own_functions=own_functions)
+    if data != given and not own_functions:
+        notices += tuple(write_defaults(data, staged=bool(given.get("stages"))))
     return resolve_paths(data, path.parent), notices
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.common.recorded_paths import to_record
 from rft_platform.experience.file_ledger import ROLLOUTS, Contents, FileEntry, Ledger, RetiredFile
@@ -153,8 +153,10 @@ def retire_round(
 
     Judgements, notes and the ledger stay, so the round's digest does not change and its rows remain listed in their
     judgements. The next ``sweep_round`` deletes the files. Raises StorageError if a copy differs from what was written,
-    or if the archive holds a different file of the same name.
+    or if the archive holds a different file of the same name, and UserError if the archive is part of the store.
     """
+    if archive is not None and archive.resolve().is_relative_to(store.root.resolve()):
+        raise UserError(_in_the_store(archive))
     ledger = store.ledger(round)
     if not ledger.read().rollouts():
         return None
@@ -184,8 +186,14 @@ def retire_round(
     return found
 
 
+def _in_the_store(archive: Path) -> str:
+    return f"{archive}: is part of the store whose files are deleted; give --archive a folder outside it"
+
+
 def _copy(source: Path, target: Path, sha256: str) -> None:
     if target.exists():
+        if source.exists() and target.samefile(source):  # through a link or a mount
+            raise UserError(_in_the_store(target))
         if digest_file(target) == sha256:
             return
         raise StorageError(

@@ -30,6 +30,7 @@ from rft_platform.object_store.mirror import mirror_of
 #: ``messages`` is the whole conversation of the run's last call, including the answer. ``thoughts`` are the model's
 #: reasoning texts, ``{step, content}``, with steps counted from 1. ``tool_calls`` are ``{step, tool, args, result}``:
 #: the result comes from the tool message that answers the call in a later prompt of the run, null if there is none.
+#: Some agents use an id again, such as ``call_0`` in each reply: the last message with it answers its last use.
 #: ``rewards`` are the judge's reward parts of the run's last step; ``total_reward`` is the reward of that step.
 #:
 #: If a call has several choices, only one is included. Thoughts and tool calls are collected over all steps, so they
@@ -51,28 +52,42 @@ thoughts AS (
     WHERE content <> ''
     GROUP BY run_id
 ),
-results AS (
-    SELECT run_id, id, arg_min(content, step) AS result
+calls AS (
+    SELECT run_id, step, place, id, call->'function'->>'name' AS tool, call->'function'->>'arguments' AS args,
+        row_number() OVER (PARTITION BY run_id, id ORDER BY step, place) AS use
     FROM (
-        SELECT run_id, step, message->>'tool_call_id' AS id, message->>'content' AS content
-        FROM (SELECT run_id, step, unnest(prompt_messages) AS message FROM steps)
+        SELECT run_id, step, place, call, call->>'id' AS id
+        FROM (
+            SELECT run_id, step, unnest(requested) AS call, generate_subscripts(requested, 1) AS place
+            FROM (SELECT run_id, step, from_json(response->'tool_calls', '["JSON"]') AS requested FROM steps)
+        )
+    )
+),
+uses AS (
+    SELECT run_id, id, step, max(use) AS last FROM calls GROUP BY run_id, id, step
+),
+answers AS (
+    SELECT run_id, step, id, content,
+        row_number() OVER (PARTITION BY run_id, step, id ORDER BY place DESC) AS from_end
+    FROM (
+        SELECT run_id, step, place, message->>'tool_call_id' AS id, message->>'content' AS content
+        FROM (
+            SELECT run_id, step, unnest(prompt_messages) AS message, generate_subscripts(prompt_messages, 1) AS place
+            FROM steps
+        )
         WHERE message->>'role' = 'tool'
     )
-    GROUP BY run_id, id
 ),
-calls AS (
-    SELECT run_id, step, place, call->>'id' AS id, call->'function'->>'name' AS tool,
-        call->'function'->>'arguments' AS args
-    FROM (
-        SELECT run_id, step, unnest(requested) AS call, generate_subscripts(requested, 1) AS place
-        FROM (SELECT run_id, step, from_json(response->'tool_calls', '["JSON"]') AS requested FROM steps)
-    )
+results AS (
+    SELECT a.run_id, a.id, u.last - a.from_end + 1 AS use, arg_min(a.content, a.step) AS result
+    FROM answers a ASOF JOIN uses u ON u.run_id = a.run_id AND u.id = a.id AND a.step > u.step
+    GROUP BY ALL
 ),
 tool_calls AS (
     SELECT c.run_id,
         list({'step': c.step + 1, 'tool': c.tool, 'args': c.args, 'result': r.result} ORDER BY c.step, c.place)
             AS tool_calls
-    FROM calls c LEFT JOIN results r ON r.run_id = c.run_id AND r.id = c.id
+    FROM calls c LEFT JOIN results r ON r.run_id = c.run_id AND r.id = c.id AND r.use = c.use
     GROUP BY c.run_id
 )
 SELECT l.run_id AS conversation_id, l.round, l.task_id, l.group_id,
@@ -274,7 +289,8 @@ def _create_view(
         if mirror is not None and any("://" in place for place in places):
             _register(connection, mirror.remote.filesystem)
         files = ", ".join("'" + place.replace("'", "''") + "'" for place in places)
-        query = f"SELECT {select} FROM read_parquet([{files}], filename = true)"
+        # Without hive_partitioning = false a folder ``round=7`` above the project would be a column.
+        query = f"SELECT {select} FROM read_parquet([{files}], filename = true, hive_partitioning = false)"
     else:
         query = f"SELECT * FROM {_empty(connection, name, schema)}"
     try:

@@ -89,7 +89,7 @@ def _evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | No
     def nightly_evaluation(
         context: dg.ScheduleEvaluationContext, project: ProjectResource
     ) -> dg.RunRequest | dg.SkipReason:
-        return _evaluation_request(project, names)
+        return _evaluation_request(context.instance, project, names)
 
     return dg.schedule(
         name=names.name(nightly_evaluation.__name__),
@@ -101,7 +101,9 @@ def _evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | No
     )(names.bound(nightly_evaluation))
 
 
-def _evaluation_request(project: ProjectResource, names: DagsterNames) -> dg.RunRequest | dg.SkipReason:
+def _evaluation_request(
+    instance: dg.DagsterInstance, project: ProjectResource, names: DagsterNames
+) -> dg.RunRequest | dg.SkipReason:
     """Request an evaluation of the newest round that has a policy, unless a driver uses the engine."""
     try:
         opened = project.open()
@@ -113,6 +115,7 @@ def _evaluation_request(project: ProjectResource, names: DagsterNames) -> dg.Run
     if not synced:
         return dg.SkipReason("no round has published a policy yet")
     newest = max(synced)
+    add_rounds(instance, opened, names)  # an instance that only mounts the folder does not know the round's partition
     return dg.RunRequest(
         partition_key=round_key(newest),
         tags=run_tags(newest),

@@ -1,6 +1,7 @@
 """Loading: printed files parse, faults are one line each, paths resolve, dumps load back equal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,6 +62,17 @@ def test_taskset_aliases() -> None:
     assert config.buffer.explorer_input.taskset is not None
     assert config.buffer.explorer_input.taskset.workflow == "my.module:solve"
     assert config.buffer.explorer_input.taskset.judge == "gsm8k"
+
+
+def test_the_interval_of_evaluations_is_one_setting() -> None:
+    quoted = {"explorer": {"eval_interval": "10"}, "synchronizer": {"sync_interval": "4"}}
+    assert build_config(quoted).evaluation.every == 3
+    both: dict[str, Any] = {"explorer": {"eval_interval": 10}, "evaluation": {"every": 5}}
+    with pytest.raises(UserError, match=r"explorer.eval_interval 10 .* and evaluation.every 5 .*are the same setting"):
+        build_config(both)
+    for agreeing in (both | {"synchronizer": {"sync_interval": 2}}, {"evaluation": {"every": 5}}):
+        config = build_config(agreeing)
+        assert config.evaluation.every == 5 and build_config(yaml.safe_load(dump_config(config))) == config
 
 
 def test_one_setting_written_in_two_places_is_read_in_one() -> None:

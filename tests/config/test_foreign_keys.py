@@ -11,7 +11,9 @@ from rft_platform.algorithms.common.registry import Registry
 from rft_platform.algorithms.losses.registry import LOSSES as LOSSES_HERE
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
 from rft_platform.common.errors import UserError
+from rft_platform.config.allowed_changes import changed_keys
 from rft_platform.config.foreign.convert import convert
+from rft_platform.config.foreign.defaults import write_defaults
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
     ADVANTAGES,
@@ -68,6 +70,29 @@ def test_a_key_with_another_name_moves() -> None:
     assert value_at(data, "algorithm.critic.warmup_steps") == 5
     assert data["trainer"] == {"cpu_offload": True}
     assert notices == ()
+
+
+def test_auxiliary_models_think_as_the_model_does_unless_they_have_their_own_setting() -> None:
+    models = [{"model_path": "a"}, {"model_path": "b", "enable_thinking": True}]
+    data, _ = converted(model__enable_thinking=False, explorer__auxiliary_models=models)
+    assert [model["enable_thinking"] for model in data["explorer"]["auxiliary_models"]] == [False, True]
+    data, _ = converted(explorer__rollout_model__enable_thinking=False, explorer__auxiliary_models=models)
+    assert "enable_thinking" not in data["explorer"]["auxiliary_models"][0]
+
+
+def test_options_of_an_engine_are_those_of_the_policys_engine_only() -> None:
+    options = {"max_num_seqs": 8}
+    data, _ = converted(explorer__rollout_model__extra_engine_args=options)
+    assert data["engine"]["vllm_args"] == options
+    line = refusal(explorer__auxiliary_models=[{"model_path": "a", "extra_engine_args": options}])
+    assert "explorer.auxiliary_models[0].extra_engine_args" in line and "engine.vllm_args" in line
+    assert converted(explorer__auxiliary_models=[{"model_path": "a", "extra_engine_args": {}}])[1] == ()
+
+
+def test_runners_of_all_engines_are_not_those_of_one() -> None:
+    data, (notice,) = converted(explorer__runner_num=32, explorer__rollout_model__engine_num=4)
+    assert "explorer.runner_num has no effect here: explorer.runner_per_model is the number" in notice
+    assert "runner_per_model" not in data["explorer"]
 
 
 def test_a_setting_with_two_values_is_refused() -> None:
@@ -266,6 +291,49 @@ def test_a_kl_term_that_a_foreign_file_does_not_mention_is_reported() -> None:
     assert converted(**foreign | {"algorithm__algorithm_type": "sft"})[1] == ()
 
 
+def loaded(tmp_path: Path, **keys: Any) -> RftConfig:
+    file = tmp_path / "file.yaml"
+    file.write_text(yaml.safe_dump(nested(model__model_path="m", **keys)))
+    return load_config(file)
+
+
+def test_what_a_foreign_file_leaves_out_has_the_default_of_the_other_system(tmp_path: Path) -> None:
+    foreign = {"trainer__use_dynamic_bsz": True, **with_taskset()}
+    config = loaded(tmp_path, **foreign, stages=[*stages(algorithm__optimizer__lr=1e-5)[:1], {}])
+    form = config.buffer.explorer_input.taskset.format  # type: ignore[union-attr]
+    assert (config.algorithm.algorithm_type, config.algorithm.optimizer.weight_decay) == ("ppo", 0.01)
+    assert (config.buffer.batch_size, form.prompt_key, form.response_key) == (1, "prompt", "response")
+    assert config.warm_start is not None
+    assert (config.warm_start.optimizer.lr, config.warm_start.optimizer.weight_decay) == (1e-5, 0.01)
+    assert "algorithm.algorithm_type is not set: it is ppo, the default of Trinity-RFT, which differs" in str(
+        config.notices
+    )
+    assert sum("is not set: it is" in line for line in config.notices) == 6
+
+
+def test_what_a_foreign_file_sets_is_kept(tmp_path: Path) -> None:
+    foreign = {"trainer__use_dynamic_bsz": True, "algorithm__kl_loss_fn": "none"}
+    given = {
+        "algorithm__algorithm_type": "rloo", "algorithm__optimizer__weight_decay": 0.0, "buffer__batch_size": 4,
+        **with_taskset(format={"prompt_key": "q", "response_key": None}),
+    }  # fmt: skip
+    config = loaded(tmp_path, **foreign, **given)
+    assert (config.algorithm.algorithm_type, config.algorithm.optimizer.weight_decay) == ("rloo", 0.0)
+    assert config.buffer.batch_size == 4 and config.notices == ()
+    rows = with_taskset(workflow="frozen_lake_workflow")
+    taskset = loaded(tmp_path, **foreign, **rows).buffer.explorer_input.taskset
+    assert taskset is not None and taskset.format.prompt_key is None
+    own = loaded(tmp_path, **with_taskset())
+    assert (own.algorithm.algorithm_type, own.buffer.batch_size, own.notices) == ("grpo", 32, ())
+
+
+def test_a_foreign_file_in_another_mode_has_the_same_settings(tmp_path: Path) -> None:
+    foreign = {"trainer__use_dynamic_bsz": True, **with_taskset()}
+    both, *others = (loaded(tmp_path, mode=mode, **foreign) for mode in ("both", "bench", "explore", "train"))
+    for config in others:
+        assert changed_keys(both, config).keys() == {"mode"} and config.notices == both.notices
+
+
 def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
     for given in ({"trainer__save_interval": False}, {"buffer__train_batch_size": False}):
         with pytest.raises(UserError, match="greater than 0"):
@@ -320,6 +388,15 @@ def test_a_share_of_warm_up_steps_needs_the_length() -> None:
     assert "the number of steps is not set" in refusal(**given)
 
 
+def test_explore_batches_are_no_optimiser_steps_of_a_warm_up() -> None:
+    given = {"algorithm__optimizer__lr_warmup_steps_ratio": 0.1, "buffer__total_steps": 50}
+    assert "the number of steps is not set" in refusal(**given)
+    store = "buffer__trainer_input__experience_buffer__storage_type"
+    assert "the number of steps is not set" in refusal(**given, **{store: "sql"}, mode="train")
+    offline, _ = converted(**given, **{store: "file"}, mode="train")
+    assert offline["algorithm"]["optimizer"] == {"lr_warmup_steps": 5}
+
+
 CRITIC: dict[str, Any] = {
     "optim": {"lr": 3e-5, "weight_decay": 0.1}, "cliprange_value": 0.5, "ppo_max_token_len_per_gpu": 20480,
 }  # fmt: skip
@@ -341,7 +418,7 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
 
 
 def test_critic_settings_without_a_critic_are_reported() -> None:
-    _, (line,) = convert({"trainer": {"trainer_config": {"critic": CRITIC}}}, "a.yaml")
+    _, (line,) = convert(nested(algorithm__algorithm_type="grpo", trainer__trainer_config__critic=CRITIC), "a.yaml")
     assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")
 
 
@@ -480,8 +557,8 @@ def test_notices_are_in_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text("trainer: {use_remove_padding: false}\n" + yaml.safe_dump(nested(**with_taskset())))
     config = load_config(file)
-    assert config.notices == ("trainer.use_remove_padding has no effect here: packs have no padding",)
-    assert config.notices[0] in warnings_of(config)
+    assert config.notices[0] == "trainer.use_remove_padding has no effect here: packs have no padding"
+    assert {*config.notices} <= {*warnings_of(config)}
 
 
 def test_the_table_names_each_key_once_with_its_treatment() -> None:
@@ -572,7 +649,9 @@ def test_values_of_a_wrong_type_are_left_to_the_validation(name: str | None) -> 
         for value in WRONG:
             container[key] = value
             try:
-                build_config(convert(file, "file.yaml")[0])
+                data, _ = convert(file, "file.yaml")
+                list(write_defaults(data, staged=True))
+                build_config(data)
                 accepted += 1
             except UserError:
                 refused += 1
@@ -580,6 +659,5 @@ def test_values_of_a_wrong_type_are_left_to_the_validation(name: str | None) -> 
                 raise AssertionError(f"{key}: {value!r}") from error
         container[key] = kept
     assert refused + accepted == len(WRONG) * len(places(file))
-    # The rest of the file is valid, so each value reaches the validation; without algorithm_type all files are refused
-    # except those in which the wrong value is a valid algorithm_type or replaces the section.
+    # The rest of the file is valid, so each value reaches the validation.
     assert refused > 800 and accepted > (400 if name else 0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.redaction import MASK, redact
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, escaped, interpolate, load_config, load_config_of, unescaped
 from tests.support.builders import load_text
@@ -82,8 +83,12 @@ def test_a_project_keeps_values_and_literal_marks(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "name", ["DB_PASSWORD", "hf_token", "KEY", "OPENAI_API_KEY", "API_KEY_2", "SECRET_A", "TOPSECRET", "apitoken"]
-)
+    "name",
+    [
+        "DB_PASSWORD", "hf_token", "KEY", "OPENAI_API_KEY", "API_KEY_2", "SECRET_A", "TOPSECRET", "apitoken",
+        "TOKEN_HF", "KEY_OPENAI", "RFT_ALERT_URL", "DB_PASS", "MYSQL_PWD",
+    ],
+)  # fmt: skip
 def test_a_variable_with_a_secret_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "hunter2")
     text = "buffer: {explorer_input: {taskset: {path: a.jsonl, workflow_args: {login: '${oc.env:%s}'}}}}"
@@ -91,7 +96,16 @@ def test_a_variable_with_a_secret_is_refused(tmp_path: Path, name: str, monkeypa
         UserError, match=r"workflow_args.login: .* would be stored as plain text: .*api_key_env"
     ) as caught:
         load_text(tmp_path, text % name)
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(caught.value) and redact("hunter2") == MASK
+
+
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD", "MAX_TOKENS", "MAX_TOKEN_LEN_PER_GPU", "BYPASS", "PASS_RATE"])
+def test_a_variable_whose_name_is_like_that_of_a_secret(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "visible")
+    assert load_text(tmp_path, f"name: ${{oc.env:{name}}}").name == "visible"
+    assert redact("visible") == "visible"
 
 
 def test_a_variable_with_a_number_of_tokens_and_a_literal_are_no_secrets(tmp_path: Path) -> None:

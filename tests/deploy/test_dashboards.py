@@ -25,9 +25,10 @@ def test_dashboard_and_alerts_use_metrics_and_labels_that_exist() -> None:
             assert name in CATALOGUE, f"{name} in {expression}"
             labels = set(re.findall(r"(\w+)\s*(?:=~?|!=|!~)", matchers))
             assert labels <= set(CATALOGUE[name].labels), expression
-            if CATALOGUE[name].kind == "counter":
-                assert re.search(rf"(rate|increase)\({name}", expression), f"{name} is a counter: {expression}"
+            kind, rated = CATALOGUE[name].kind, re.search(rf"(rate|increase)\({name}\b", expression)
+            assert (kind == "counter") == bool(rated) == name.endswith("_total"), f"{name} is a {kind}: {expression}"
         assert expression.count("(") == expression.count(")")
+        assert "absent(" not in expression, f"absent() has no label instance to match on: {expression}"
     assert len(used) > 20
     assert len(set(CATALOGUE) - used) < 8, "most metrics should be on the dashboard"
 

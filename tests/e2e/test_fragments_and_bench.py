@@ -32,7 +32,7 @@ def completed(make_project: Any, name: str, rounds: int, **more: Any) -> Any:
     own["buffer"] |= {"batch_size": 3, "total_steps": rounds}
     tasksets = [own["buffer"]["explorer_input"]["taskset"], *own["buffer"]["explorer_input"]["eval_tasksets"]]
     for taskset in tasksets:
-        taskset["workflow"] = "calculator"
+        taskset |= {"workflow": "calculator", "format": {"prompt_key": "question", "response_key": "answer"}}
     own = merged(more, own)
     for taskset in tasksets if "explorer" in more else []:
         taskset["judge"] = "judge_with_model:heard_by_critic"

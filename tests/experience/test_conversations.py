@@ -55,6 +55,24 @@ def test_a_conversation_is_one_row(store: ExperienceStore) -> None:
     assert dict(found_row["rewards"]) == parts and found_row["total_reward"] == 2.2
 
 
+@pytest.mark.parametrize("kept", [9, 1])
+def test_a_call_whose_id_was_used_before_has_its_own_result(store: ExperienceStore, kept: int) -> None:
+    """``kept``: results of earlier calls that the agent keeps in its prompts."""
+    (first,) = rollouts(1, 1)
+    results = [{"role": "tool", "tool_call_id": "c0", "content": f"result {n}"} for n in range(3)]
+    rows = []
+    for step in range(4):
+        asks = {"role": "assistant", "content": None, "tool_calls": [call(0, f"query {step}")]}
+        found = results[:step][-kept:]
+        rows += rollouts(1, 1, step=step, row_id=row_id(first.run_id, step), messages=found, response=asks)
+    store.write_rollouts(1, 0, rows)
+    with connect(store) as connection:
+        ((calls,),) = connection.execute("SELECT tool_calls FROM conversations").fetchall()
+    assert [(c["step"], json.loads(c["args"])["query"], c["result"]) for c in calls] == [
+        (1, "query 0", "result 0"), (2, "query 1", "result 1"), (3, "query 2", "result 2"), (4, "query 3", None),
+    ]  # fmt: skip
+
+
 def test_runs_without_tools_or_judgement_are_there_too(store: ExperienceStore) -> None:
     with connect(store) as connection:
         assert connection.execute("SELECT count(*) FROM conversations").fetchall() == [(0,)]

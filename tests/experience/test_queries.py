@@ -34,6 +34,18 @@ def test_views_without_files(store: ExperienceStore, tmp_path: Path) -> None:
     assert rows_that_trained(connection, 1) == [] == rollout_transcripts(store, 1, 3)
 
 
+def test_names_of_folders_are_no_columns(tmp_path: Path) -> None:
+    store = ExperienceStore(tmp_path / "lr=1e-6" / "round=7" / "rounds")
+    rows = rollouts()
+    store.write_rollouts(1, 0, rows)
+    store.write_judged(1, "v", judged(rows, "v"))
+    with connect(store) as connection:
+        for view in ("rollouts", "judged"):
+            found = connection.sql(f"SELECT * FROM {view}").to_arrow_table()
+            assert "lr" not in found.column_names and found["round"].to_pylist() == [1] * 4
+    assert {number for _, number, _, _ in task_outcomes(store, [1])} == {1}
+
+
 def test_rewards_by_round(store: ExperienceStore) -> None:
     for number in (1, 2):
         rows = rollouts(round=number)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.common.errors import StorageError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_file
 from rft_platform.experience.maintenance import compact_round, retire_round, sweep_round
 from rft_platform.experience.queries import connect, mean_reward_by_round
@@ -62,6 +62,19 @@ def test_an_archive_that_holds_another_projects_rows_is_refused(store: Experienc
         retire_round(store, 1, archive=archive)
     assert str(copy) in str(told.value) and str(source) in str(told.value)
     assert digest_file(copy) == before and store.count_rollouts(1) == 8
+
+
+def test_an_archive_that_is_part_of_the_store_is_refused(store: ExperienceStore, tmp_path: Path) -> None:
+    link, other = tmp_path / "link", tmp_path / "other"
+    link.symlink_to(store.root)
+    other.mkdir()
+    (other / "r0001").symlink_to(store.round_folder(1))
+    for archive in (store.root, store.root / "archive", link, other):
+        with pytest.raises(UserError, match="give --archive a folder outside it"):
+            retire_round(store, 1, archive=archive)
+    with pytest.raises(UserError, match="is part of the store"):
+        retire_round(store, 1, archive=store.root, dry_run=True)
+    assert sweep_round(store, 1, grace_s=0) == 0 and store.read_rollouts(1).num_rows == 8
 
 
 def test_archiving_continues_after_a_kill(store: ExperienceStore, tmp_path: Path) -> None:

@@ -131,16 +131,18 @@ def test_the_sensor_reports_a_finished_budget(project, resource):
     assert skipped.skip_message == "all rounds of the budget are done"
 
 
-def test_the_schedule_evaluates_the_newest_policy(project, resource):
-    context = dg.build_schedule_context(resources={"project": resource})
+def test_the_schedule_evaluates_the_newest_policy(project, resource, tmp_path):
     assert NIGHTLY.default_status is dg.DefaultScheduleStatus.STOPPED
-    assert isinstance(NIGHTLY(context), dg.SkipReason)
-    publish_round(project, 0)
-    publish_round(project, 1)
-    request = NIGHTLY(context)
-    assert request.partition_key == "r0001"
-    with driver_lock(project.home):
-        assert NIGHTLY(context) == dg.SkipReason("`rft run` or `rft demo` is driving this project")
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        context = dg.build_schedule_context(instance=instance, resources={"project": resource})
+        assert isinstance(NIGHTLY(context), dg.SkipReason)
+        publish_round(project, 0)
+        publish_round(project, 1)
+        request = NIGHTLY(context)
+        assert request.partition_key == "r0001"
+        assert "r0001" in instance.get_dynamic_partitions(str(PLAIN_NAMES.rounds.name))
+        with driver_lock(project.home):
+            assert NIGHTLY(context) == dg.SkipReason("`rft run` or `rft demo` is driving this project")
 
 
 def test_an_offline_training_is_launched_by_the_same_sensor(tmp_path):

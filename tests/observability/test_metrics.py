@@ -110,7 +110,7 @@ def test_runs_are_counted_by_job_and_fault_and_running_phases_are_seen(project: 
         tags = {"dagster/partition": "r0001"}
         instance.create_run_for_job(explore, tags=tags, status=dg.DagsterRunStatus.STARTED)
     found = scrape(project)
-    assert found["rft_failed_runs_total"] == {
+    assert found["rft_failed_runs"] == {
         ("explore_job", "engine"): 2, ("explore_job", "storage"): 1, ("sync_round_job", "orchestration"): 1
     }  # fmt: skip
     assert found["rft_phase_running"] == {("warm_start",): 0, ("explore",): 1, ("sync",): 0}
@@ -149,8 +149,8 @@ def test_engine_and_trainer_are_probed_through_their_leases(
     assert found["rft_trainer_up"][()] == 0
 
 
-def test_an_imported_version_has_no_lag() -> None:
-    served = {"engine": 38.0, "engine-candidate": FIRST_IMPORTED + 1.0}
+def test_imported_versions_and_those_of_further_policies_have_no_lag() -> None:
+    served = {"engine": 38.0, "engine-candidate": FIRST_IMPORTED + 1.0, "policy-wolf": 3.0, "policy-wolf-1": 3.0}
     samples = [Sample("rft_policy_version_served", version, (name,)) for name, version in served.items()]
     found = list(prometheus_collector._lag([Sample("rft_policy_version_trained", 40.0), *samples]))
     assert found == [Sample("rft_policy_version_lag", 2.0, ("engine",))]

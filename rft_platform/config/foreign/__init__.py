@@ -10,7 +10,7 @@ Read in this order:
 - ``keys``: the table of all foreign keys; ``treatments``: the three treatments of a key, and how they are applied.
 - ``names``: tables of foreign names: workflows, rewards, algorithms and their arguments.
 - ``convert``: ``convert``, which applies all of them; conversions of tasksets and stages; ``algorithms``: of
-  algorithms.
+  algorithms; ``defaults``: defaults that differ.
 
 ``trl`` converts the settings of TRL's GRPO trainer, for ``rft config convert``.
 """

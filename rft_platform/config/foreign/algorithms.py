@@ -20,7 +20,8 @@ from rft_platform.config.foreign.names import (
 )
 from rft_platform.config.foreign.treatments import Data, find, mapping_at, put, value_at
 
-_REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
+_STORE = "buffer.trainer_input.experience_buffer"
+_REPLAY = f"{_STORE}.replay_buffer"
 _MU = 0.1  # default of mu_peak and mu_valley
 #: Keys below ``trainer.trainer_config.critic``, and their names below ``algorithm.critic``.
 _CRITIC: Mapping[str, str] = {
@@ -59,8 +60,11 @@ def convert_algorithm(data: Data) -> Iterator[str]:
 
 
 def _critic(data: Data, section: Data) -> None:
-    """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic."""
-    if section.get("algorithm_type") != "ppo":
+    """Move the critic's settings from the sections of another framework's trainer, if the algorithm has a critic.
+
+    A file that names no algorithm means ppo.
+    """
+    if section.get("algorithm_type") not in (None, "ppo"):
         return
     for foreign, own in _CRITIC.items():
         for found in find(data, f"trainer.trainer_config.critic.{foreign}"):
@@ -222,7 +226,8 @@ def _renamed(arguments: Data, names: Mapping[str, str | None]) -> tuple[Data, li
 def warm_up(data: Data, section: Data) -> Iterator[str]:
     """Replace the warm-up as a share of all steps by a number of steps; yields one line that states both.
 
-    Raises UserError if the number of all steps is not known.
+    Raises UserError if the number of all steps is not known: ``buffer.total_steps`` counts explore batches, except in a
+    training on a dataset.
     """
     optimizer = section.get("optimizer")
     if not isinstance(optimizer, dict):
@@ -234,7 +239,9 @@ def warm_up(data: Data, section: Data) -> Iterator[str]:
         return
     if not _is_share(share):
         raise UserError(f"algorithm.optimizer.lr_warmup_steps_ratio {share!r}: expected a number from 0 to 1")
-    steps = value_at(data, "trainer.total_steps") or value_at(data, "buffer.total_steps")
+    steps = value_at(data, "trainer.total_steps")
+    if not steps and data.get("mode") == "train" and value_at(data, f"{_STORE}.storage_type") == "file":
+        steps = value_at(data, "buffer.total_steps")
     if not isinstance(steps, int):
         raise UserError(
             f"algorithm.optimizer.lr_warmup_steps_ratio {share}: the number of steps is not set; set "

@@ -24,7 +24,7 @@ from rft_platform.config.foreign.names import (
 )
 from rft_platform.config.foreign.treatments import Data, apply, mapping_at, put, value_at
 
-_INPUT = "buffer.explorer_input"
+INPUT = "buffer.explorer_input"
 _WORKFLOW_KEYS = ("workflow", "default_workflow_type", "workflow_type")
 _REWARD_KEYS = ("judge", "default_reward_fn_type", "reward_fn_type")
 
@@ -35,12 +35,12 @@ def convert_tasksets(data: Data, own_functions: bool) -> Iterator[str]:
     ``own_functions``: the caller replaces the workflow, so the file's workflow, and the judge and system prompt that
     follow from this workflow, are ignored.
     """
-    inputs = value_at(data, _INPUT)
+    inputs = value_at(data, INPUT)
     if not isinstance(inputs, dict):
         return
     workflow, reward = inputs.pop("default_workflow_type", None), inputs.pop("default_reward_fn_type", None)
     held_out = inputs.pop("default_eval_workflow_type", None) or workflow
-    for shown, taskset, default in _tasksets(inputs, workflow, held_out):
+    for shown, taskset, default in tasksets(inputs, workflow, held_out):
         _fill(taskset, _WORKFLOW_KEYS, default)
         _fill(taskset, _REWARD_KEYS, reward)
         yield from _repetitions(shown, taskset)
@@ -50,14 +50,15 @@ def convert_tasksets(data: Data, own_functions: bool) -> Iterator[str]:
         yield from _names(data, shown, taskset)
 
 
-def _tasksets(inputs: Data, workflow: str | None, held_out: str | None) -> Iterator[tuple[str, Data, str | None]]:
+def tasksets(inputs: Data, workflow: str | None, held_out: str | None) -> Iterator[tuple[str, Data, str | None]]:
+    """The key, the content and the default workflow of each taskset."""
     if isinstance(inputs.get("taskset"), dict):
-        yield f"{_INPUT}.taskset", inputs["taskset"], workflow
+        yield f"{INPUT}.taskset", inputs["taskset"], workflow
     for key, default in (("tasksets", workflow), ("eval_tasksets", held_out)):
         entries = inputs.get(key)
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             if isinstance(entry, dict):
-                yield f"{_INPUT}.{key}[{index}]", entry, default
+                yield f"{INPUT}.{key}[{index}]", entry, default
 
 
 def _fill(taskset: Data, keys: tuple[str, ...], value: str | None) -> None:
@@ -320,6 +321,7 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
     try:
         notices += convert_stages(converted)
         _on_ray(converted)
+        _think_alike(converted)
         for key, treatment in KEYS:
             notices += apply(converted, key, treatment)
         notices += _convert_tinker(converted)
@@ -339,6 +341,14 @@ def _on_ray(data: Data) -> None:
     section = data.get("cluster")
     if isinstance(section, dict) and section.get("ray_address") not in (None, "", "auto"):
         section.setdefault("kind", "ray")
+
+
+def _think_alike(data: Data) -> None:
+    """Set ``model.enable_thinking`` for the auxiliary models, too, unless they have their own."""
+    thinks, models = value_at(data, "model.enable_thinking"), value_at(data, "explorer.auxiliary_models")
+    for model in models if thinks is not None and isinstance(models, list) else ():
+        if isinstance(model, dict) and model.get("enable_thinking") is None:
+            model["enable_thinking"] = thinks
 
 
 def _other_trainer(data: Data) -> Iterator[str]:

@@ -90,7 +90,6 @@ _SERVED: tuple[Row, ...] = (
     ("data_parallel_size", Refused("replicas are explorer.rollout_model.engine_num", allowed=(1,))),
     ("pipeline_parallel_size", Refused("set tensor_parallel_size", allowed=(1,))),
     ("enable_expert_parallel", Refused("set engine.vllm_args: {enable_expert_parallel: true}", allowed=(False,))),
-    ("extra_engine_args", Moved("engine.vllm_args", {})),
     *(
         (key, Noted("workflows can always call the policy by OpenAI clients", silent=(True,)))
         for key in ("enable_openai_api", "enable_openai_client")
@@ -139,6 +138,7 @@ _SERVED: tuple[Row, ...] = (
 
 _ROLLOUT_MODEL: tuple[Row, ...] = (
     *_SERVED,
+    ("extra_engine_args", Moved("engine.vllm_args", {})),
     ("api_key", Noted("the platform makes a token for each engine", silent=("EMPTY",))),
     ("name", Noted("the policy is called by the name that the workflow gets")),
     ("model_path", Noted("model.model_path is served")),
@@ -153,6 +153,13 @@ _ROLLOUT_MODEL: tuple[Row, ...] = (
 
 _AUXILIARY: tuple[Row, ...] = (
     *_SERVED,
+    (
+        "extra_engine_args",
+        Refused(
+            "engine.vllm_args are those of every engine, the policy's too: set them there, or leave this key out",
+            allowed=({},),
+        ),
+    ),
     (
         "api_key",
         Refused("name an environment variable with the key in api_key_env", allowed=("EMPTY", ""), secret=True),
@@ -220,7 +227,7 @@ _ALGORITHM: tuple[Row, ...] = (
 _EXPLORER: tuple[Row, ...] = (
     ("name", Noted("processes have their own names")),
     ("mode", Noted(_SET_ELSEWHERE)),
-    ("runner_num", Moved("explorer.runner_per_model")),
+    ("runner_num", Noted("explorer.runner_per_model is the number of concurrent runs of each replica, not of all")),
     ("runner_prepare_concurrency", Noted(_OWN_PROCESSES)),
     ("runner_prepare_max_retries", Noted(_OWN_PROCESSES)),
     ("env_vars", Noted("workflows have the environment of the command: set the variables there")),

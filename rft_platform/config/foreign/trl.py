@@ -63,6 +63,7 @@ _KEYS: tuple[tuple[str, Treatment], ...] = (
     ("output_dir", Noted("a project's files are below RFT_HOME (checkpoint_root_dir: checkpoints elsewhere)")),
     ("dataset_name", Moved("buffer.explorer_input.taskset.path")),
     ("dataset_config", Moved("buffer.explorer_input.taskset.subset_name")),
+    ("dataset_train_split", Moved("buffer.explorer_input.taskset.split")),
     ("remove_unused_columns", Noted("workflows and judges receive the whole row of the dataset", silent=(False,))),
     ("shuffle_dataset", Noted("taskset.task_selector orders the tasks; the default shuffles them", silent=(True,))),
     ("reward_weights", Noted("give weights to the judges: taskset.judge as a list")),
@@ -92,13 +93,16 @@ _READ = (
     "importance_sampling_level epsilon epsilon_high delta scale_rewards beta adam_beta1 adam_beta2 use_peft lora_r "
     "lora_alpha lora_target_modules"
 )
+#: Of these, those that the conversion computes with.
+_COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+_COUNTS_OR_NULL = ("generation_batch_size", "steps_per_generation")
 #: Keys of GRPOConfig, TrainingArguments, ModelConfig and ScriptArguments that have no equivalent here.
 _WITHOUT_EQUIVALENT = """
     accelerator_config attn_implementation auto_find_batch_size average_tokens_across_devices batch_eval_metrics
     bf16_full_eval bnb_4bit_quant_storage bnb_4bit_quant_type cache_implementation cast_lm_head_to_fp32
     chat_template_kwargs data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
-    dataset_streaming dataset_test_split dataset_train_split datasets ddp_backend ddp_broadcast_buffers
+    dataset_streaming dataset_test_split datasets ddp_backend ddp_broadcast_buffers
     ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph debug disable_dropout disable_tqdm do_eval do_predict
     do_train ds3_gather_for_generation dtype enable_jit_checkpoint entropy_coef entropy_coef_delta entropy_coef_max
     entropy_coef_min entropy_target eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps
@@ -135,8 +139,9 @@ def convert_trl(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
 
     Defaults of TRL that differ from ours are written out. Raises UserError for a setting that cannot be supported.
     """
-    settings: Data = {"project": "converted", "name": None, **_with_defaults(data)}
     try:
+        _check_numbers(data)
+        settings: Data = {"project": "converted", "name": None, **_with_defaults(data)}
         unknown = _unknown(data)
         notices = [*_batches(settings), *_algorithm(settings), *_schedule(settings), *_adapter(settings)]
         for key, treatment in _KEYS:
@@ -161,6 +166,17 @@ def _unknown(data: Data) -> set[Any]:
     if similar := [f"unknown key {key}; did you mean {found[0]}?" for key, found in near.items() if found]:
         raise UserError("\n".join(similar))
     return unknown
+
+
+def _check_numbers(data: Data) -> None:
+    """Raise UserError for a count that is none: the conversion computes with these settings."""
+    for key in sorted(data.keys() & {*_COUNTS, *_COUNTS_OR_NULL, "max_steps"}):
+        value, any_length = data[key], key == "max_steps"
+        if value is None and key not in _COUNTS:
+            continue
+        if type(value) is not int or (value < 1 and not any_length):
+            expected = "a whole number" + (", or -1 for no limit" if any_length else " above 0")
+            raise UserError(f"{key} {value!r}: expected {expected}")
 
 
 def _with_defaults(data: Data) -> Data:
@@ -198,7 +214,7 @@ def _algorithm(settings: Data) -> Iterator[str]:
     if level not in ("token", "sequence"):
         raise UserError(f"importance_sampling_level {level!r}: expected token or sequence")
     kind = settings.pop("loss_type", "dapo")
-    if kind not in _LOSSES:
+    if not isinstance(kind, str) or kind not in _LOSSES:
         raise UserError(f"loss_type {kind!r}: expected one of {', '.join(_LOSSES)}; see docs/algorithms.md for others")
     low = settings.pop("epsilon", 0.2)
     high = settings.pop("epsilon_high", None) or low
@@ -214,7 +230,7 @@ def _algorithm(settings: Data) -> Iterator[str]:
         clip["dual_clip"] = delta
     algorithm["policy_loss_fn_args"] = clip
     scale = settings.pop("scale_rewards", "group")
-    if scale not in _SCALES:
+    if not isinstance(scale, str | bool) or scale not in _SCALES:
         raise UserError(f"scale_rewards {scale!r}: expected group, batch or none")
     algorithm["advantage_fn_args"] = dict(_SCALES[scale])
     if beta := settings.pop("beta", 0.0):

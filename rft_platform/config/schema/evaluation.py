@@ -59,9 +59,9 @@ class Evaluation(Section):
     regression: Regression | None = None
     """A taskset that blocks the promotion of a version whose scores on it fell since the start."""
     schedule: str | None = None
-    """Times at which the daemon also evaluates the newest policy, as the five fields of cron: ``0 3 * * *`` is every
-    night at 3 o'clock. The Automation tab shows the schedule as nightly_evaluation. While `rft run` drives the project,
-    it is skipped. null: off."""
+    """Times at which the daemon also evaluates the newest policy, as the five fields of cron, in UTC: ``0 3 * * *`` is
+    every night at 3 o'clock UTC. The Automation tab shows the schedule as nightly_evaluation. While `rft run` drives
+    the project, it is skipped. null: off."""
     after_refusal: Literal["continue", "restart"] | None = None
     """Where the next training starts if the gate refused a round's version, or a canary, an A/B test or a roll-back
     withdrew it. ``continue``: from that version.

@@ -218,7 +218,8 @@ class Explorer(Section):
     listen_address: str = "127.0.0.1"
     """Address of the explorer service (``rft serve``)."""
     eval_interval: PositiveInt = 100
-    """Explore batches between evaluations; used if it is set and ``evaluation.every`` is not."""
+    """Explore batches between evaluations: ``evaluation.every`` in another unit, which is used if this is not set. Both
+    with different values are refused."""
     eval_on_startup: bool = True
     """Also evaluate the starting policy."""
     batches_in_flight: PositiveInt = 1

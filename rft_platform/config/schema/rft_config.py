@@ -13,6 +13,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     PrivateAttr,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
 
@@ -27,6 +29,7 @@ from rft_platform.config.schema.trainer import Trainer, WarmStart
 
 Mode = Literal["both", "explore", "train", "serve", "bench", "colocate"]
 
+_POSITIVE: TypeAdapter[int] = TypeAdapter(PositiveInt)
 _SYNC_METHODS = {"online": "nccl", "offline": "checkpoint"}
 _SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dynamic_by_trainer"}
 
@@ -308,17 +311,37 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:
         _one_list_of_eval_tasksets(buffer)
 
-    fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
-    interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches per round
-    batches = _get(data, "explorer.eval_interval")
-    if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
-        _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
-
+    _one_interval_of_evaluations(data)
     explored = _get(data, "buffer.explorer_input.tasksets")
     count = len(explored) if isinstance(explored, list) else 0
     for place in ("taskset", *(f"tasksets.{index}" for index in range(count))):
         _same_setting(data, f"buffer.explorer_input.{place}.rollout_args.n", "algorithm.repeat_times")
     return data
+
+
+def _one_interval_of_evaluations(data: dict[str, Any]) -> None:
+    """Convert ``explorer.eval_interval``, in explore batches, to ``evaluation.every``, in rounds."""
+    fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
+    batches_a_round = _positive(_get(data, "synchronizer.sync_interval", 1)) if fixed else 1
+    batches = _positive(_get(data, "explorer.eval_interval"))
+    if batches is None or batches_a_round is None:
+        return
+    section, rounds = _section(data, "evaluation"), math.ceil(batches / batches_a_round)
+    given = section.setdefault("every", rounds)
+    # A stored configuration has every key: there the default says nothing beside evaluation.every.
+    if batches != Explorer.model_fields["eval_interval"].default and _positive(given) not in (rounds, None):
+        raise ValueError(
+            f"explorer.eval_interval {batches} (explore batches: {rounds} rounds) and evaluation.every {given} (rounds)"
+            " are the same setting: give one of them"
+        )
+
+
+def _positive(value: Any) -> int | None:
+    """The number that the validation makes of ``value``, for example of a quoted one; None: it refuses the value."""
+    try:
+        return _POSITIVE.validate_python(value)
+    except ValidationError:
+        return None
 
 
 def _one_list_of_eval_tasksets(buffer: dict[str, Any]) -> None:

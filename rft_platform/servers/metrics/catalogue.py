@@ -36,13 +36,15 @@ CATALOGUE: Mapping[str, Entry] = {
     "rft_frontier_rows": Entry("gauge", "rows of the round now explored", ("stage",)),
     "rft_policy_version_trained": Entry("gauge", "optimiser steps of the newest published policy"),
     "rft_policy_version_served": Entry("gauge", "policy version an engine serves", ("engine",)),
-    "rft_policy_version_lag": Entry("gauge", "optimiser steps that an engine is behind the newest policy", ("engine",)),
+    "rft_policy_version_lag": Entry(
+        "gauge", "optimiser steps that an engine of the first policy is behind the newest version", ("engine",)
+    ),
     "rft_phase_running": Entry("gauge", "1 while a launch of the phase is running", ("phase",)),
     "rft_phase_failures": Entry("gauge", "failed launches of the next action since its last success", ("phase",)),
     "rft_plan_state": Entry(
         "gauge", "1 for the plan's state: launching, running, waiting, finished, failed", ("state",)
     ),
-    "rft_failed_runs_total": Entry("counter", "failed Dagster runs", ("job", "fault")),
+    "rft_failed_runs": Entry("gauge", "failed Dagster runs whose records are kept", ("job", "fault")),
     "rft_evaluation_round": Entry("gauge", "newest round with an evaluation on held-out tasks"),
     "rft_evaluation_score": Entry("gauge", "its score: sampled_pass, greedy_pass (0 to 1)", ("score",)),
     "rft_reward_mean": Entry("gauge", "mean reward of the newest judged round"),

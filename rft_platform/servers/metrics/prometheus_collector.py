@@ -86,7 +86,7 @@ def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:
     failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
     counted = Counter((run.job_name, fault_of(run).get(FAULT_TAG, "orchestration")) for run in failed)
     for labels, count in sorted(counted.items()):
-        yield Sample("rft_failed_runs_total", count, labels)
+        yield Sample("rft_failed_runs", count, labels)
 
 
 def driver_samples(home: Home, instance: dg.DagsterInstance) -> Iterator[Sample]:
@@ -162,14 +162,15 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Difference between the newest policy version and each engine's version.
+    """Difference between the newest version of the first policy and that of each of its engines.
 
-    Omitted for an engine that serves imported weights: their version numbers are not comparable.
+    Omitted where version numbers are not comparable: for engines of further policies, and for imported weights.
     """
     known = {(sample.name, *sample.labels): sample.value for sample in samples}
     trained = known.get(("rft_policy_version_trained",))
     for (name, *labels), served in known.items():
-        if name == "rft_policy_version_served" and trained is not None and served <= FIRST_IMPORTED:
+        comparable = name == "rft_policy_version_served" and not labels[0].startswith("policy-")
+        if comparable and trained is not None and served <= FIRST_IMPORTED:
             yield Sample("rft_policy_version_lag", trained - served, tuple(labels))
 
 
