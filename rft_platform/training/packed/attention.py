@@ -20,8 +20,8 @@ compilation is an error, because torch would fall back to the unfused flex_atten
 matrix.
 
 Row attention (``row_ranges``, ``row_attention``) is variable-length flash attention: the rows of a pack are
-concatenated, and the kernel gets the offset of each row. Padding at the end of a pack is split into rows of a tile, or as
-long as the longest real row, to limit its cost. The results of padding are not read.
+concatenated, and the kernel gets the offset of each row. Padding at the end of a pack is split into rows of a tile, or
+as long as the longest real row, to limit its cost. The results of padding are not read.
 """
 
 import functools
