@@ -80,26 +80,16 @@ FREE = (
     "registry.upload_max_gb",
 )
 
-#: Those of ``FREE`` that set the length of a run. A decay of the learning rate ends with the run unless it has an end.
-LENGTH = ("buffer.total_epochs", "buffer.total_steps", "trainer.total_steps")
-
 
 def check_unchanged(old: RftConfig, new: RftConfig) -> None:
     """Raise ``UserError`` if a setting changed that a started project may not change; the error lists all of them.
 
-    Only the settings of ``FREE`` and ``PATIENCE`` may change; those of ``LENGTH`` only if they set no learning rate.
+    Only the settings of ``FREE`` and ``PATIENCE`` may change.
     """
     changes, free = changed_keys(old, new), (*FREE, *_patience(new))
-    decays = _decays_with_the_run(old)
-    fixed = {
-        key: values
-        for key, values in changes.items()
-        if not _is_among(key, free) or (decays is not None and key in LENGTH)
-    }
+    fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
-        if decays is not None and not fixed.keys().isdisjoint(LENGTH):
-            lines.append(f"{decays}.lr_scheduler_type: the decay ends with the run if {decays}.total_steps is not set")
         raise UserError(
             f"project {old.project}/{old.name} was started with other settings: restore the previous values, or start "
             "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one). "
@@ -139,17 +129,6 @@ def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
 def flat_settings(config: RftConfig) -> dict[str, Any]:
     """Map every setting's dotted key to its value."""
     return _flat(config.model_dump(mode="json"))
-
-
-def _decays_with_the_run(config: RftConfig) -> str | None:
-    """The key of an optimizer whose learning rate depends on the length of the run; None: there is none."""
-    optimizers = {"algorithm.optimizer": config.algorithm.optimizer, "algorithm.critic": config.algorithm.critic}
-    decaying = (
-        key
-        for key, optimizer in optimizers.items()
-        if optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
-    )
-    return next(decaying, None)
 
 
 def _patience(config: RftConfig) -> list[str]:

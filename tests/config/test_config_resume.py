@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.allowed_changes import FREE, LENGTH, check_unchanged
+from rft_platform.config.allowed_changes import FREE, check_unchanged
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.buffer import MODEL_JUDGES
 from rft_platform.config.schema.rft_config import RftConfig
@@ -48,16 +48,6 @@ def auxiliaries(**changes: Any) -> dict[str, Any]:
 )
 def test_patience_places_and_memory_may_change(changes: dict[str, Any]) -> None:
     check(changes)
-
-
-@pytest.mark.parametrize("key", LENGTH)
-@pytest.mark.parametrize("optimizer", ["algorithm.optimizer", "algorithm.critic"])
-def test_a_length_may_change_unless_a_decay_ends_with_the_run(key: str, optimizer: str) -> None:
-    decay = {f"{optimizer}.lr_scheduler_type": "linear"}
-    with pytest.raises(UserError, match=rf"{key}: was .*\n{optimizer}.lr_scheduler_type: the decay ends with the run"):
-        check({key: 7}, merged(STARTED, nested(decay)))
-    check({key: 7}, merged(STARTED, nested(decay | {f"{optimizer}.total_steps": 9})))
-    check({key: 7})
 
 
 @pytest.mark.parametrize(
