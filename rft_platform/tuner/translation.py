@@ -16,6 +16,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, keep_alive, load_object, reference_of
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.config.paths import resolve_paths
+from rft_platform.config.schema.explorer import AUTO_PARSER
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution.agentscope_metrics import is_metric
 from rft_platform.judging.types import check_judge_function
@@ -153,7 +154,6 @@ _PACK_TOKENS = 16384
 _TASKSET_KEY = "buffer.explorer_input.taskset"
 _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
 _JUDGED_BY = ("judge", "judge_args", "reward_fn_args", "format")
-_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +276,11 @@ def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: boo
 
 
 def _value(section: TunerSection, name: str) -> Any:
-    return section.split_or_train if isinstance(section, DatasetConfig) and name == "split" else getattr(section, name)
+    if isinstance(section, DatasetConfig) and name == "split":
+        return section.split_or_train
+    if name == "reasoning_parser" and name not in section.model_fields_set:
+        return AUTO_PARSER  # an engine refuses a parser for a model without an end-of-reasoning token
+    return getattr(section, name)
 
 
 def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
@@ -303,7 +307,7 @@ def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, p
         values["explorer.auxiliary_models"] = [_auxiliary(*item) for item in arguments.auxiliary_models.items()]
     if value_at(wanted, f"{_TASKSET_KEY}.rollout_args.n") is not None:  # the same setting as repeat_times
         values[f"{_TASKSET_KEY}.rollout_args.n"] = value_at(wanted, "algorithm.repeat_times")
-    return nested(values | _reasoning(wanted, arguments))
+    return nested(values)
 
 
 def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
@@ -351,29 +355,11 @@ def _limits(wanted: Layer) -> dict[str, Any]:
     return limits
 
 
-def _reasoning(wanted: Layer, arguments: TuneArguments) -> dict[str, Any]:
-    """Disable the reasoning parser if neither caller nor file sets one and the model has no end-of-reasoning token."""
-    path = value_at(wanted, "model.model_path")
-    is_set = arguments.model is None or "reasoning_parser" in arguments.model.model_fields_set
-    return {} if is_set or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
-
-
 def _auxiliary(name: str, model: TunerModelConfig) -> Layer:
     fields = _fields(model, _AUXILIARY, True) | _fields(model, _AUXILIARY, False)
     fields["max_response_tokens"] = min(model.max_tokens, max(1, model.max_model_len - 1))
-    if "reasoning_parser" not in model.model_fields_set and not _knows_thinking(model.model_path):
-        fields["reasoning_parser"] = None
     return {"name": name, **fields}
 
 
 def _no_columns() -> Layer:
     return {"prompt_key": None, "response_key": None}
-
-
-def _knows_thinking(model_path: str) -> bool:
-    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if the folder cannot be read.
-
-    An engine refuses a reasoning parser for a model without such a token.
-    """
-    tokenizer = Path(model_path).expanduser() / "tokenizer.json"
-    return _END_OF_THOUGHT in tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else True

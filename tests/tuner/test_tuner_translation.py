@@ -126,14 +126,18 @@ def test_limits_fit_the_context(tiny_model: Path) -> None:
     assert translate(model=wide)[0].trainer.max_token_len_per_gpu == 40000
 
 
-def test_a_parser_of_thoughts_is_left_out_for_a_model_that_has_no_word_for_them(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
-    plain = TunerModelConfig(model_path=str(tmp_path / "plain"), max_model_len=64)
-    assert translate(model=plain)[0].explorer.rollout_model.reasoning_parser is None
-    asked = TunerModelConfig(model_path=plain.model_path, max_model_len=64, reasoning_parser="deepseek_r1")
-    assert translate(model=asked)[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
-    assert translate()[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
+def test_the_tokenizer_decides_on_the_default_parser_of_thoughts(tmp_path: Path) -> None:
+    def parser(**given: Any) -> str | None:
+        return translate(**given)[0].explorer.rollout_model.reasoning_parser
+
+    asked = TunerModelConfig(model_path="owner/model", max_model_len=64, reasoning_parser="deepseek_r1")
+    for path in ("owner/model", "models:/maths@champion", str(tmp_path)):
+        assert parser(model=TunerModelConfig(model_path=path, max_model_len=64)) == "auto"
+    assert parser(model=asked) == "deepseek_r1"
+    config, _ = translate(auxiliary_models={"plain": MODEL, "asked": asked})
+    assert [model.reasoning_parser for model in config.explorer.auxiliary_models] == ["auto", "deepseek_r1"]
+    (tmp_path / "config.yaml").write_text("explorer: {rollout_model: {reasoning_parser: qwen3}}")
+    assert parser(config_path="config.yaml") == "qwen3"
 
 
 YAML = """
