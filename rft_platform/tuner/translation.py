@@ -151,8 +151,9 @@ _LENGTH = {"total_epochs": "buffer.total_epochs", "total_steps": "buffer.total_s
 _NEWEST_KEPT = 2  # newest checkpoints to keep: the policy that explores and its parent
 _RUNS_AT_ONCE = 32  # concurrent runs per engine: many, because a run mostly waits for the model
 _PACK_TOKENS = 16384
-_TASKSET_KEY = "buffer.explorer_input.taskset"
-_EVAL_KEY = "buffer.explorer_input.eval_tasksets"
+_INPUT_KEY = "buffer.explorer_input"
+_TASKSET_KEY = f"{_INPUT_KEY}.taskset"
+_EVAL_KEY = f"{_INPUT_KEY}.eval_tasksets"
 _JUDGED_BY = ("judge", "judge_args", "reward_fn_args", "format")
 
 
@@ -200,6 +201,7 @@ def translate(arguments: TuneArguments, functions: TunedFunctions) -> tuple[RftC
     path = None if arguments.config_path is None else Path(arguments.config_path).absolute()
     file, notices = ({}, ()) if path is None else _file_layer(path, arguments)
     _require(arguments, file)
+    file = _without_arguments(file, functions)
     wanted = merged(_settings(arguments, defaults=True), file, _settings(arguments, defaults=False))
     paths = experiment_paths(
         value_at(file, "checkpoint_root_dir"),
@@ -216,6 +218,23 @@ def _file_layer(file: Path, arguments: TuneArguments) -> tuple[Layer, tuple[str,
     if arguments.train_dataset is not None and value_at(data, _TASKSET_KEY):
         data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # optional in a file
     return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True), notices
+
+
+def _without_arguments(file: Layer, functions: TunedFunctions) -> Layer:
+    """The file's keys without the arguments of its own workflow and judge, where the call's functions replace these."""
+    dropped = {"workflow_args"} if functions.judge is None else {"workflow_args", "judge_args", "reward_fn_args"}
+
+    def kept(taskset: Mapping[str, Any]) -> Layer:
+        return {key: value for key, value in taskset.items() if key not in dropped}
+
+    inputs = dict(value_at(file, _INPUT_KEY) or {})
+    if inputs.get("taskset"):
+        inputs["taskset"] = kept(inputs["taskset"])
+    if inputs.get("eval_tasksets"):
+        inputs["eval_tasksets"] = [kept(taskset) for taskset in inputs["eval_tasksets"]]
+    if not inputs:
+        return file
+    return {**file, "buffer": {**file["buffer"], "explorer_input": inputs}}
 
 
 def _require(arguments: TuneArguments, file: Layer) -> None:
@@ -285,7 +304,9 @@ def _value(section: TunerSection, name: str) -> Any:
 
 def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
     """Return the keys that follow from all others: functions, locations, and limits that depend on each other."""
-    run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
+    run = {"workflow": functions.workflow}
+    if functions.judge is not None:  # otherwise tasksets of the file keep their judges
+        run["judge"] = functions.judge
     evaluated = value_at(wanted, _EVAL_KEY) or []
     if arguments.eval_dataset is not None:
         fields = _fields(arguments.eval_dataset, _TASKSET, True) | _fields(arguments.eval_dataset, _TASKSET, False)
@@ -320,11 +341,6 @@ def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
     fixed = value_at(wanted, "synchronizer.sync_style") in (None, "fixed")
     batches_a_round = (value_at(wanted, "synchronizer.sync_interval") or 1) if fixed else 1
     return max(1, math.ceil(value_at(wanted, "explorer.eval_interval") / batches_a_round))
-
-
-def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
-    """Whether to set the judge from the call. If the caller gives no judge, a judge in the file is kept."""
-    return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
 
 
 def _file_judge(wanted: Layer, functions: TunedFunctions) -> Layer:

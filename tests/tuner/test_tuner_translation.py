@@ -119,6 +119,36 @@ def test_the_judge_of_the_file_judges_the_evaluation_too(tmp_path: Path) -> None
     )  # fmt: skip
 
 
+OWN_FUNCTIONS = """
+buffer:
+  explorer_input:
+    taskset: {path: a, workflow: tools, workflow_args: {max_turns: 3}}
+    eval_tasksets:
+      - {path: b, workflow: tools, workflow_args: {max_turns: 3}, judge: numeric, judge_args: {tolerance: 0.1},
+         reward_fn_args: {a: 1}}
+"""
+
+
+def test_the_evaluation_of_the_file_keeps_its_judge_if_the_call_has_none(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN_FUNCTIONS)
+    inputs = translate(TunedFunctions("my.agent:solve", None), config_path="config.yaml")[0].buffer.explorer_input
+    (held_out,) = inputs.eval_tasksets
+    assert inputs.taskset is not None and inputs.taskset.judge is None
+    assert (held_out.judge, held_out.judge_args, held_out.reward_fn_args) == ("numeric", {"tolerance": 0.1}, {"a": 1})
+
+
+def test_arguments_of_the_files_functions_are_not_those_of_the_calls_functions(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN_FUNCTIONS)
+    for functions in (FUNCTIONS, TunedFunctions("my.agent:solve", None)):
+        inputs = translate(functions, config_path="config.yaml")[0].buffer.explorer_input
+        (held_out,) = inputs.eval_tasksets
+        assert inputs.taskset is not None
+        assert (inputs.taskset.workflow, inputs.taskset.workflow_args) == ("my.agent:solve", {})
+        assert (held_out.workflow, held_out.workflow_args) == ("my.agent:solve", {})
+    (held_out,) = translate(FUNCTIONS, config_path="config.yaml")[0].buffer.explorer_input.eval_tasksets
+    assert (held_out.judge, held_out.judge_args, held_out.reward_fn_args) == ("my.agent:judge", {}, {})
+
+
 def test_limits_fit_the_context(tiny_model: Path) -> None:
     small = TunerModelConfig(model_path=str(tiny_model), max_model_len=64)
     assert translate(model=small)[0].model.max_response_tokens == 63
