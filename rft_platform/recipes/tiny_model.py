@@ -68,7 +68,8 @@ def build_model(
     ``chat_template.jinja``. With ``copies`` the model starts with heads that copy from its context
     (``copying_heads``). Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
 
-    Raises ``UserError`` for an unknown size, and for a folder with other content, which would be lost.
+    Raises ``UserError`` for an unknown size, a vocabulary smaller than the tokenizer's bytes and marks, a size without
+    room for the copying heads, and a folder with other content, which would be lost.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
@@ -118,6 +119,8 @@ def build_tokenizer(
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
+    if len(tokenizer) > vocabulary:
+        raise UserError(f"vocabulary {vocabulary}: expected at least {len(tokenizer)}, for the bytes and marks alone")
     tokenizer.chat_template = _template() if template is None else template
     return tokenizer
 

@@ -59,3 +59,11 @@ def test_only_a_folder_that_holds_a_generated_model_is_replaced(tmp_path):
     with pytest.raises(UserError, match="safetensors holds something"):
         build_model(folder / "model.safetensors")
     assert (folder / "model.safetensors").is_file()
+
+
+def test_a_model_that_its_shape_does_not_allow_is_refused(tmp_path):
+    with pytest.raises(UserError, match="vocabulary 200: expected at least 265"):
+        build_model(tmp_path / "model", size="700k", vocabulary=200)
+    with pytest.raises(UserError, match="have 320 dimensions, more than the 255 of a token"):
+        build_model(tmp_path / "model", size="10m", copies=True)
+    assert not list(tmp_path.iterdir())
