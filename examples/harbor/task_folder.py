@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 ROOTS = ("/app", "/tests", "/logs", "/solution")
 #: Instructions of a Dockerfile that change nothing here.
 _IDLE = {"FROM", "ARG", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL", "SHELL"}
+#: Flags, a JSON list, variables and here-documents.
+_BUILDER_FORM = re.compile(r"^--|^\[|\$|<<")
 _NETWORK = re.compile(
     r"(?:^|[\s;&|(])(?:apt-get|apt|apk|yum|dnf|pip3?|uvx?|npm|npx|curl|wget|git clone)\s", re.MULTILINE
 )
@@ -82,16 +84,34 @@ class HarborTask:
             return
         for word, rest in _instructions((environment / "Dockerfile").read_text(encoding="utf-8")):
             if word == "WORKDIR":
-                self.workdir = str(PurePosixPath(self.workdir, rest))
+                self.workdir = str(PurePosixPath(self.workdir, *self._words(word, rest)))
             elif word == "ENV":
-                self.variables |= dict(pair.split("=", 1) for pair in shlex.split(rest))
-            elif word == "COPY" and not rest.startswith("--"):
-                *sources, target = shlex.split(rest)
+                self.variables |= dict(pair.split("=", 1) for pair in self._words(word, rest))
+            elif word == "COPY":
+                *sources, target = self._words(word, rest)
                 self.copies += [
                     (source, str(PurePosixPath(self.workdir, target)) + "/" * _is_folder(target)) for source in sources
                 ]
             elif word not in _IDLE:
-                raise NeedsContainerError(self.folder, f"environment/Dockerfile has {word} {rest[:60]}")
+                raise self._refused(word, rest)
+
+    def _words(self, word: str, rest: str) -> list[str]:
+        """The words of an instruction. Raises NeedsContainerError for a form that only Docker reads."""
+        try:
+            words = shlex.split(rest)
+        except ValueError:  # a quote without its end
+            words = []
+        fits = {
+            "WORKDIR": len(words) == 1,
+            "ENV": bool(words) and all("=" in pair for pair in words),
+            "COPY": len(words) > 1 and not any(set(source) & set("*?[") for source in words[:-1]),
+        }
+        if not fits[word] or _BUILDER_FORM.search(rest):
+            raise self._refused(word, rest)
+        return words
+
+    def _refused(self, word: str, rest: str) -> NeedsContainerError:
+        return NeedsContainerError(self.folder, f"environment/Dockerfile has {word} {rest[:60]}")
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -136,8 +156,9 @@ class HarborTask:
         A reward that lies there already is removed.
         """
         for root in ("/tests", "/logs", "/logs/verifier", "/logs/agent"):
-            if self.place(box, root).is_symlink():  # made by the agent, to a folder that is not the task's
-                self.place(box, root).unlink()
+            path = self.place(box, root)
+            if path.is_symlink() or (path.exists() and not path.is_dir()):  # made by the agent, in place of the folder
+                path.unlink()
         for root in ("/tests", "/logs/verifier", "/logs/agent"):
             shutil.rmtree(self.place(box, root), ignore_errors=True)
         for root in ("/logs/verifier", "/logs/agent"):

@@ -10,6 +10,8 @@ does not find them in minutes. Here they are written into the weights; everythin
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rft_platform.common.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from transformers import Qwen3ForCausalLM
@@ -29,9 +31,17 @@ def add_copying_heads(model: "Qwen3ForCausalLM", vocabulary: Mapping[str, int]) 
     a constant, d for the token before it. The first head of layer 0 writes the latter. In later layers the values of
     all heads are the token itself, which they write back; in layer 1 the first head of each group of queries attends by
     induction. The outputs of MLPs and of the other heads of layer 0 start near zero.
+
+    Raises ``UserError`` if the values of a layer's heads have more dimensions than the token.
     """
     import torch
 
+    values, width = model.config.num_key_value_heads * model.config.head_dim, _width_of_tokens(model)
+    if values > width:
+        raise UserError(
+            f"copies: the key-value heads of a layer have {values} dimensions, more than the {width} of a token; use a "
+            "size with fewer or smaller heads"
+        )
     with torch.no_grad():
         _divide_embeddings(model, vocabulary)
         for layer in model.model.layers:

@@ -68,7 +68,8 @@ def build_model(
     ``chat_template.jinja``. With ``copies`` the model starts with heads that copy from its context
     (``copying_heads``). Equal arguments give equal bytes. A folder that already holds this model is left unchanged.
 
-    Raises ``UserError`` for an unknown size.
+    Raises ``UserError`` for an unknown size, a vocabulary smaller than the tokenizer's bytes and marks, a size without
+    room for the copying heads, and a folder with other content, which would be lost.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
@@ -77,6 +78,8 @@ def build_model(
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not stamp.exists()):
+        raise UserError(f"{folder} holds something that build_model did not write: remove it, or name another folder")
     with atomic_path(folder) as temp:
         tokenizer = build_tokenizer(corpus, template, vocabulary)
         tokenizer.save_pretrained(temp)
@@ -116,6 +119,8 @@ def build_tokenizer(
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
+    if len(tokenizer) > vocabulary:
+        raise UserError(f"vocabulary {vocabulary}: expected at least {len(tokenizer)}, for the bytes and marks alone")
     tokenizer.chat_template = _template() if template is None else template
     return tokenizer
 

@@ -9,6 +9,6 @@ Read in this order:
 - for offline trainings: ``messages``, and ``offline_dataset`` (``load_conversations``, ``load_pairs``: rows become
   conversations or pairs).
 - ``enclosed_text``: marked parts of an answer, for workflows and judges.
-- ``selectors``: choose the tasks of each explore batch, with the decorator ``selector``; ``mixture``: how many each of
+- ``selectors``: choose the tasks of each explore batch, with the decorator ``selector``; ``Mixture``: how many each of
   several tasksets gives.
 """

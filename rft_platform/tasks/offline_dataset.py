@@ -157,8 +157,8 @@ def pair_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
         prompt = _prompt(columns, raw[columns.prompt], where)
         better = _answer(columns, chosen, f"{where}, {columns.chosen}")
         worse = _answer(columns, rejected, f"{where}, {columns.rejected}")
-        if better[:-1] != worse[:-1]:
-            raise UserError(f"{where}: {columns.chosen} and {columns.rejected} differ before their last message")
+    if better[:-1] != worse[:-1]:
+        raise UserError(f"{where}: {columns.chosen} and {columns.rejected} differ before their last message")
     prompt = with_system(prompt, columns.system_prompt)
     return _row(columns, raw, where, prompt=prompt, chosen=better, rejected=worse)
 
@@ -172,7 +172,10 @@ def _prompt(columns: Columns, value: Any, where: str) -> list[Message]:
 
 
 def _answer(columns: Columns, value: Any, where: str) -> list[Message]:
-    messages = as_messages(value, "assistant", where, prompt_type=columns.prompt_type)
+    return _only_answer(as_messages(value, "assistant", where, prompt_type=columns.prompt_type), where)
+
+
+def _only_answer(messages: list[Message], where: str) -> list[Message]:
     if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
         raise UserError(f"{where}: begins or ends with a role other than assistant; expected only the answer")
     return messages
@@ -191,8 +194,8 @@ def _are_whole(columns: Columns, chosen: Any, rejected: Any) -> bool:
 def _shared_prompt(
     columns: Columns, chosen: Any, rejected: Any, where: str
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    left = conversation(chosen, f"{where}, {columns.chosen}")
-    right = conversation(rejected, f"{where}, {columns.rejected}")
+    at_left, at_right = f"{where}, {columns.chosen}", f"{where}, {columns.rejected}"
+    left, right = conversation(chosen, at_left), conversation(rejected, at_right)
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))))
     while shared and left[shared - 1]["role"] == "assistant":  # a shared answer is not part of the prompt
         shared -= 1
@@ -201,7 +204,7 @@ def _shared_prompt(
             f"{where}: {columns.chosen} and {columns.rejected} are conversations; they must start with the "
             "same prompt and each continue with an answer"
         )
-    return left[:shared], left[shared:], right[shared:]
+    return left[:shared], _only_answer(left[shared:], at_left), _only_answer(right[shared:], at_right)
 
 
 def _row(columns: Columns, raw: dict[str, Any], where: str, **parts: list[Message]) -> Row:

@@ -142,7 +142,7 @@ _LONGEST_LINE = 1 << 24  # characters; a longer line is a damaged file, or no ro
 
 
 def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
-    with path.open(encoding="utf-8") as stream:
+    with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE + 1), ""), start=1):
             if len(line) > _LONGEST_LINE:
                 raise UserError(f"{path}, line {number}: longer than {_LONGEST_LINE:,} characters; split or remove it")
@@ -151,7 +151,7 @@ def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
 
 
 def _read_json(path: Path) -> Iterator[NumberedRow]:
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if _are_lines(text):
         yield from _read_jsonl(path)
         return

@@ -16,7 +16,7 @@ tasks, the share of each entry is as near to its weight as whole tasks allow.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import lcm
+from math import isnan, lcm
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -181,7 +181,7 @@ def easy_to_hard(
 
 
 def _by_columns(tasks: Sequence[Task], keys: Sequence[str], descending: bool) -> list[int]:
-    missing = [key for key in keys if any(task.raw.get(key) is None for task in tasks)]
+    missing = [key for key in keys if any(_is_missing(task.raw.get(key)) for task in tasks)]
     if missing:
         columns = ", ".join(tasks[0].raw)
         raise UserError(
@@ -191,6 +191,10 @@ def _by_columns(tasks: Sequence[Task], keys: Sequence[str], descending: bool) ->
         return sorted(range(len(tasks)), key=lambda index: [tasks[index].raw[key] for key in keys], reverse=descending)
     except TypeError as error:
         raise UserError(f"task_selector.feature_keys {list(keys)}: values cannot be put in order ({error})") from None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and isnan(value))  # NaN cannot be put in order
 
 
 Positive = Annotated[float, Field(gt=0)]

@@ -44,6 +44,7 @@ def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[Numbere
     """Rows of the dataset, numbered from 1; without a network they come from the local cache."""
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError:
         raise UserError(
             f"dataset {name!r} is neither a file nor a folder here, and reading it by its Hugging Face name needs "
@@ -52,7 +53,8 @@ def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[Numbere
     try:
         with without_hub_messages():
             dataset = datasets.load_dataset(name, subset_name, split=split)
-    except (OSError, ValueError) as error:  # not found, offline, unknown subset or split
+    # Not found, offline, unknown subset or split; a dataset that is a script (RuntimeError) or cannot be built.
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"dataset {name!r} (subset {subset_name!r}, split {split!r}) is neither a file nor a folder here and "

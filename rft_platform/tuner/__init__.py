@@ -9,8 +9,8 @@ Read in this order:
   API that this platform does not support.
 - ``sections``: the settings that users give for model, dataset and algorithm.
 - ``translation``: converts the arguments to the platform's configuration.
-- ``model_selection``: ``select_model()``; ``prompt_tuning``: ``tune_prompt()``; ``calls``: their calls of
-  functions.
+- ``model_selection``: ``select_model()``; ``prompt_tuning``: ``tune_prompt()``; ``calls``: their tasks
+  and calls of functions.
 - ``result``: ``TuneResult``.
 """
 

@@ -6,14 +6,15 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from rft_platform.common.errors import UserCodeError, UserError
+from rft_platform.common.errors import UserCodeError
+from rft_platform.common.fault_classification import described
+from rft_platform.evaluation.prompt_search import FailureReward
 from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.workflow import check_workflow_function
-from rft_platform.tuner.calls import call_function
+from rft_platform.tuner.calls import call_function, tasks_of
 from rft_platform.tuner.sections import DatasetConfig
 from rft_platform.tuner.types import JudgeType, WorkflowType
 
@@ -32,41 +33,40 @@ async def select_model(
 
     The functions are those of ``tune()``; ``auxiliary_models`` is empty. At most ``max_threads`` tasks run at once.
     Nothing is trained, and every candidate must be a model object whose service is already running. The judge gets a
-    ``response`` with the workflow's ``response`` and ``metrics``, to which ``execution_time`` in seconds is added. At
-    most ``total_steps`` tasks are used. A task that fails with a candidate, or whose reward is not finite, does not
-    count for this candidate. The mean of a metric includes only tasks that have the metric.
+    ``response`` with the workflow's ``response`` and ``metrics``, to which ``execution_time`` in seconds is added, as
+    in AgentScope. At most ``total_steps`` tasks are used. A task that fails with a candidate, or whose reward is not
+    finite, counts 0, or as much as the worst reward of all candidates if that is negative. The mean of a metric
+    includes only tasks that have the metric.
 
-    Raises ValueError for fewer than two candidates, UserCodeError if a candidate fails on every task.
+    Raises ValueError for fewer than two candidates or ``max_threads`` below 1, UserCodeError if a candidate fails on
+    every task.
     """
     check_workflow_function(workflow_func)
     check_judge_function(judge_func)
     if len(candidate_models) < 2:
         raise ValueError(f"candidate_models has {len(candidate_models)}; give at least two models to choose from")
-    tasks, slots = _tasks(train_dataset), asyncio.Semaphore(max_threads)
-    best, reached, means = candidate_models[0], float("-inf"), dict[str, float]()
+    if max_threads < 1:
+        raise ValueError(f"max_threads is {max_threads}; expected at least 1")
+    tasks, slots = tasks_of(train_dataset, train_dataset.total_steps), asyncio.Semaphore(max_threads)
+    measured = []
     for model in candidate_models:
-        judged = await asyncio.gather(*(_judged(task, model, workflow_func, judge_func, slots) for task in tasks))
-        reward, found = _means(model, [output for output in judged if output is not None])
+        outputs = await asyncio.gather(*(_judged(task, model, workflow_func, judge_func, slots) for task in tasks))
+        if all(isinstance(output, Exception) for output in outputs):
+            raise UserCodeError(
+                f"{_name(model)}: workflow or judge failed on every task; the first error: {described(outputs[0])}"
+            )
+        measured.append(outputs)
+    rewards = _mean_rewards(measured)
+    for model, reward in zip(candidate_models, rewards, strict=True):
         _log.info("%s: mean reward %.4f", _name(model), reward)
-        if reward > reached:
-            best, reached, means = model, reward, found
-    return best, means
-
-
-def _tasks(dataset: DatasetConfig) -> list[dict[str, Any]]:
-    from rft_platform.tasks.sources import located_rows
-
-    rows = located_rows(dataset.path, dataset.split_or_train, dataset.name)
-    tasks = [row for _, _, row in islice(rows, dataset.total_steps)]
-    if not tasks:
-        raise UserError(f"{dataset.path}: the dataset is empty; expected at least one row")
-    return tasks
+    best = rewards.index(max(rewards))
+    return candidate_models[best], _mean_metrics(measured[best])
 
 
 async def _judged(
     task: dict[str, Any], model: Any, workflow: WorkflowType, judge: JudgeType, slots: asyncio.Semaphore
 ) -> Any:
-    """The judge's output on one task; None if workflow or judge failed."""
+    """The judge's output on one task; the error if workflow or judge failed."""
     async with slots:
         started = time.perf_counter()
         try:
@@ -77,20 +77,26 @@ async def _judged(
                 raise ValueError(f"the judge's reward is {judged.reward}; expected a finite number")
             return judged
         except Exception as error:  # user code may raise anything
-            _log.warning("%s: a task is left out: %s: %s", _name(model), type(error).__name__, error)
-            return None
+            _log.warning("%s: a task failed: %s", _name(model), described(error))
+            return error
 
 
-def _means(model: Any, outputs: Sequence[Any]) -> tuple[float, dict[str, float]]:
-    if not outputs:
-        raise UserCodeError(f"{_name(model)}: workflow or judge failed on every task; see the warnings")
+def _mean_rewards(measured: Sequence[Sequence[Any]]) -> list[float]:
+    """The mean reward of each candidate over all tasks."""
+    succeeded = [output for outputs in measured for output in outputs if not isinstance(output, Exception)]
+    failed = FailureReward().after(float(output.reward) for output in succeeded)
+    return [
+        fmean(failed if isinstance(output, Exception) else float(output.reward) for output in outputs)
+        for outputs in measured
+    ]
+
+
+def _mean_metrics(outputs: Sequence[Any]) -> dict[str, float]:
     values: defaultdict[str, list[float]] = defaultdict(list)
     for output in outputs:
-        for name, value in (output.metrics or {}).items():
+        for name, value in (getattr(output, "metrics", None) or {}).items():
             values[name].append(float(value))
-    return fmean(float(output.reward) for output in outputs), {
-        f"{name}_avg": fmean(given) for name, given in values.items()
-    }
+    return {f"{name}_avg": fmean(given) for name, given in values.items()}
 
 
 def _name(model: Any) -> str:

@@ -19,7 +19,7 @@ from rft_platform.common.threads import DaemonThreads
 from rft_platform.common.user_code import check_parameters
 from rft_platform.evaluation.prompt_search import FailureReward, PromptRun, search_prompts
 from rft_platform.judging.types import check_judge_function
-from rft_platform.tuner.calls import call_function
+from rft_platform.tuner.calls import call_function, tasks_of
 from rft_platform.tuner.sections import DatasetConfig, TunerSection
 from rft_platform.tuner.tuning import outside_event_loop
 from rft_platform.tuner.types import JudgeType, WorkflowType
@@ -85,8 +85,8 @@ def tune_prompt(
     settings = config or PromptTuneConfig()
     reflect = _reflection(settings.lm_model_name)
     count, prompts = _LEVELS[settings.optimization_level or "light"]
-    tasks = _tasks(train_dataset, count)
-    held_out = [] if eval_dataset is None else _tasks(eval_dataset, None)
+    tasks = tasks_of(train_dataset, count)
+    held_out = [] if eval_dataset is None else tasks_of(eval_dataset, None)
 
     def tuned() -> tuple[str, dict[str, float]]:
         with asyncio.Runner() as runner:
@@ -157,16 +157,6 @@ class _Judged:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
-
-
-def _tasks(dataset: DatasetConfig, most: int | None) -> list[dict[str, Any]]:
-    from rft_platform.tasks.sources import located_rows
-
-    rows = located_rows(dataset.path, dataset.split_or_train, dataset.name)
-    tasks = [row for _, _, row in islice(rows, most)]
-    if not tasks:
-        raise UserError(f"{dataset.path}: the dataset is empty; expected at least one row")
-    return tasks
 
 
 def _reflection(name: str) -> Callable[[str], str]:

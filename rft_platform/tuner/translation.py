@@ -16,6 +16,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, keep_alive, load_object, reference_of
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.config.paths import resolve_paths
+from rft_platform.config.schema.explorer import AUTO_PARSER
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution.agentscope_metrics import is_metric
 from rft_platform.judging.types import check_judge_function
@@ -150,10 +151,10 @@ _LENGTH = {"total_epochs": "buffer.total_epochs", "total_steps": "buffer.total_s
 _NEWEST_KEPT = 2  # newest checkpoints to keep: the policy that explores and its parent
 _RUNS_AT_ONCE = 32  # concurrent runs per engine: many, because a run mostly waits for the model
 _PACK_TOKENS = 16384
-_TASKSET_KEY = "buffer.explorer_input.taskset"
-_EVAL_KEY = "buffer.explorer_input.eval_tasksets"
+_INPUT_KEY = "buffer.explorer_input"
+_TASKSET_KEY = f"{_INPUT_KEY}.taskset"
+_EVAL_KEY = f"{_INPUT_KEY}.eval_tasksets"
 _JUDGED_BY = ("judge", "judge_args", "reward_fn_args", "format")
-_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,7 @@ def translate(arguments: TuneArguments, functions: TunedFunctions) -> tuple[RftC
     path = None if arguments.config_path is None else Path(arguments.config_path).absolute()
     file, notices = ({}, ()) if path is None else _file_layer(path, arguments)
     _require(arguments, file)
+    file = _without_arguments(file, functions)
     wanted = merged(_settings(arguments, defaults=True), file, _settings(arguments, defaults=False))
     paths = experiment_paths(
         value_at(file, "checkpoint_root_dir"),
@@ -216,6 +218,23 @@ def _file_layer(file: Path, arguments: TuneArguments) -> tuple[Layer, tuple[str,
     if arguments.train_dataset is not None and value_at(data, _TASKSET_KEY):
         data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # optional in a file
     return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True), notices
+
+
+def _without_arguments(file: Layer, functions: TunedFunctions) -> Layer:
+    """The file's keys without the arguments of its own workflow and judge, where the call's functions replace these."""
+    dropped = {"workflow_args"} if functions.judge is None else {"workflow_args", "judge_args", "reward_fn_args"}
+
+    def kept(taskset: Mapping[str, Any]) -> Layer:
+        return {key: value for key, value in taskset.items() if key not in dropped}
+
+    inputs = dict(value_at(file, _INPUT_KEY) or {})
+    if inputs.get("taskset"):
+        inputs["taskset"] = kept(inputs["taskset"])
+    if inputs.get("eval_tasksets"):
+        inputs["eval_tasksets"] = [kept(taskset) for taskset in inputs["eval_tasksets"]]
+    if not inputs:
+        return file
+    return {**file, "buffer": {**file["buffer"], "explorer_input": inputs}}
 
 
 def _require(arguments: TuneArguments, file: Layer) -> None:
@@ -276,12 +295,18 @@ def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: boo
 
 
 def _value(section: TunerSection, name: str) -> Any:
-    return section.split_or_train if isinstance(section, DatasetConfig) and name == "split" else getattr(section, name)
+    if isinstance(section, DatasetConfig) and name == "split":
+        return section.split_or_train
+    if name == "reasoning_parser" and name not in section.model_fields_set:
+        return AUTO_PARSER  # an engine refuses a parser for a model without an end-of-reasoning token
+    return getattr(section, name)
 
 
 def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
     """Return the keys that follow from all others: functions, locations, and limits that depend on each other."""
-    run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
+    run = {"workflow": functions.workflow}
+    if functions.judge is not None:  # otherwise tasksets of the file keep their judges
+        run["judge"] = functions.judge
     evaluated = value_at(wanted, _EVAL_KEY) or []
     if arguments.eval_dataset is not None:
         fields = _fields(arguments.eval_dataset, _TASKSET, True) | _fields(arguments.eval_dataset, _TASKSET, False)
@@ -303,7 +328,7 @@ def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, p
         values["explorer.auxiliary_models"] = [_auxiliary(*item) for item in arguments.auxiliary_models.items()]
     if value_at(wanted, f"{_TASKSET_KEY}.rollout_args.n") is not None:  # the same setting as repeat_times
         values[f"{_TASKSET_KEY}.rollout_args.n"] = value_at(wanted, "algorithm.repeat_times")
-    return nested(values | _reasoning(wanted, arguments))
+    return nested(values)
 
 
 def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
@@ -316,11 +341,6 @@ def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
     fixed = value_at(wanted, "synchronizer.sync_style") in (None, "fixed")
     batches_a_round = (value_at(wanted, "synchronizer.sync_interval") or 1) if fixed else 1
     return max(1, math.ceil(value_at(wanted, "explorer.eval_interval") / batches_a_round))
-
-
-def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
-    """Whether to set the judge from the call. If the caller gives no judge, a judge in the file is kept."""
-    return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
 
 
 def _file_judge(wanted: Layer, functions: TunedFunctions) -> Layer:
@@ -351,29 +371,11 @@ def _limits(wanted: Layer) -> dict[str, Any]:
     return limits
 
 
-def _reasoning(wanted: Layer, arguments: TuneArguments) -> dict[str, Any]:
-    """Disable the reasoning parser if neither caller nor file sets one and the model has no end-of-reasoning token."""
-    path = value_at(wanted, "model.model_path")
-    is_set = arguments.model is None or "reasoning_parser" in arguments.model.model_fields_set
-    return {} if is_set or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
-
-
 def _auxiliary(name: str, model: TunerModelConfig) -> Layer:
     fields = _fields(model, _AUXILIARY, True) | _fields(model, _AUXILIARY, False)
     fields["max_response_tokens"] = min(model.max_tokens, max(1, model.max_model_len - 1))
-    if "reasoning_parser" not in model.model_fields_set and not _knows_thinking(model.model_path):
-        fields["reasoning_parser"] = None
     return {"name": name, **fields}
 
 
 def _no_columns() -> Layer:
     return {"prompt_key": None, "response_key": None}
-
-
-def _knows_thinking(model_path: str) -> bool:
-    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if the folder cannot be read.
-
-    An engine refuses a reasoning parser for a model without such a token.
-    """
-    tokenizer = Path(model_path).expanduser() / "tokenizer.json"
-    return _END_OF_THOUGHT in tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else True

@@ -70,6 +70,17 @@ def test_another_project_is_not_overwritten(home: Home, write_config: Callable[.
         prepare(home, recipe_named("arithmetic"), "demo", seed=None)
 
 
+def test_a_recipe_interrupted_in_a_stage_keeps_its_seed(home: Home, write_config: Callable[..., Path]) -> None:
+    found = recipe_named("email-search")
+    (home.root / found.name).mkdir(parents=True)  # made before the first stage
+    assert prepare(home, found, "recipe email-search", seed=3) == 3
+    start.write_config(Home(found.stage_home(home.root, "sft")), load_config(write_config(seed=3)))
+
+    assert prepare(home, found, "recipe email-search", seed=None) == 3
+    with pytest.raises(UserError, match=r"--seed 4: the project in .*home has seed 3; leave it out to continue"):
+        prepare(home, found, "recipe email-search", seed=4)
+
+
 @pytest.mark.slow
 def test_an_interrupted_demo_prints_the_command_that_continues_it(home: Home) -> None:
     command = [sys.executable, "-m", "rft_platform", "demo", "--rounds", "2", "--seed", "3"]

@@ -11,7 +11,7 @@ import rft_platform
 from rft_platform.cluster.local.local_cluster import path_of_package
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
-from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.launcher import EngineSpec, engine_service, find_or_start_engine
 
 
 @pytest.fixture
@@ -60,6 +60,18 @@ def test_a_broken_config(model: Path, content: str, message: str) -> None:
 def test_settings_that_cannot_be_served(model: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         start(model, **settings)
+
+
+def test_the_tokenizer_decides_on_the_parser_of_thoughts(model: Path) -> None:
+    def parser(given: str | None) -> str | None:
+        (settings,) = engine_service(model, EngineSpec(kind="transformers", reasoning_parser=given), "engine").arguments
+        chosen: str | None = json.loads(settings)["engine"]["reasoning_parser"]
+        return chosen
+
+    assert [parser(given) for given in ("auto", "qwen3", None)] == ["deepseek_r1", "qwen3", None]
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("</think>", "</thought>"))
+    assert [parser(given) for given in ("auto", "qwen3")] == [None, "qwen3"]
 
 
 @pytest.mark.slow

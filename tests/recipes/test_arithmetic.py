@@ -1,5 +1,8 @@
 """The demo's model and tasks: made from code, the same every time, and honestly held out."""
 
+import pytest
+
+from rft_platform.common.errors import UserError
 from rft_platform.recipes.tiny_model import VOCABULARY, build_model
 from tests.support.recipe_projects import modules_of
 
@@ -43,3 +46,24 @@ def test_a_model_that_copies_attends_to_what_followed_the_same_token_before(tmp_
     for head in (0, 2):  # of each group of queries
         followed = second[0, head].diagonal(offset=-99)[1:]  # from a token of the repetition to the one after its first
         assert followed.mean() > 0.9
+
+
+def test_only_a_folder_that_holds_a_generated_model_is_replaced(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (build_model(folder, size="700k") / "note").write_text("of an earlier model")
+    assert build_model(folder, size="700k", seed=1) == folder and not (folder / "note").exists()
+    (folder / "build.json").unlink()
+    with pytest.raises(UserError, match="model holds something that build_model did not write: remove it, or name"):
+        build_model(folder, size="700k")
+    with pytest.raises(UserError, match="safetensors holds something"):
+        build_model(folder / "model.safetensors")
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_model_that_its_shape_does_not_allow_is_refused(tmp_path):
+    with pytest.raises(UserError, match="vocabulary 200: expected at least 265"):
+        build_model(tmp_path / "model", size="700k", vocabulary=200)
+    with pytest.raises(UserError, match="have 320 dimensions, more than the 255 of a token"):
+        build_model(tmp_path / "model", size="10m", copies=True)
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +261,32 @@ def test_a_league_of_scripts_rates_the_better_wolves_higher() -> None:
     assert rated["village rule"] > rated["village follower"]
 
 
+def test_checkpoints_of_one_step_are_different_players(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(league, "Model", lambda folder: folder)
+    folders = [Path("a/global_step_9"), Path("b/global_step_9")]
+    found = league.entrants(players.WOLVES, folders)
+    assert [found[str(folder)] for folder in folders] == folders and len(found) == len(players.WOLVES) + 2
+    for given in ([*folders, folders[0]], [Path("random")]):
+        with pytest.raises(SystemExit, match=f"two players of a side have the name {given[-1]}"):
+            league.entrants(players.WOLVES, given)
+
+
+@pytest.mark.slow
+def test_a_repeated_match_of_a_model_has_the_same_games(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, said = league.Model(tiny_model), list[list[str]]()
+    answers = model.answers
+
+    def noted(conversations: list[list[dict[str, str]]]) -> list[str]:
+        said[-1].extend(given := answers(conversations))
+        return given
+
+    monkeypatch.setattr(model, "answers", noted)
+    for _ in range(2):
+        said.append([])
+        league.match(model, players.VILLAGES["rule"], range(2))
+    assert said[0] and said[0] == said[1]
+
+
 def test_ratings_are_those_of_the_formula() -> None:
     level = {"wolves a": 1100.0, "wolves b": 800.0, "village rule": 1000.0, "village x": 900.0}
     rates = {
@@ -268,6 +295,15 @@ def test_ratings_are_those_of_the_formula() -> None:
         for village in ("village rule", "village x")
     }
     assert league.ratings(rates, 1_000_000) == pytest.approx(level, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "act"),
+    [("vote b", "vote Cy"), ("vote Cy", "vote Cy"), ("vote ab", None), ("vote abc", None), ("vote d", None)],
+)
+def test_one_place_or_name_is_a_target(answer: str, act: str | None) -> None:
+    targets = ("Bo", "Cy", "Dee")
+    assert Request("Ada", "vote", targets, tuple(f"vote {name}" for name in targets)).chosen(answer) == act
 
 
 class Speaker:

@@ -85,6 +85,19 @@ async def test_the_agent_writes_neither_the_reward_nor_outside_its_folder(exampl
     assert (output.response, names(tmp_path)) == ("done", ["kept", "verifier"])
 
 
+@pytest.mark.parametrize("paths", [("tests", "logs"), ("logs/verifier", "logs/agent")])
+def test_files_in_place_of_the_folders_of_the_tests_do_not_keep_them_away(
+    example: Any, tmp_path: Path, paths: tuple[str, ...]
+) -> None:
+    task = example.task_folder.HarborTask.read(EXAMPLE / "tasks" / "hello")
+    for path in paths:  # as an agent leaves them that wants no reward to be measured
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("x")
+    task.add_tests(tmp_path, "done")
+    assert (tmp_path / "tests" / "test.sh").is_file() and (tmp_path / "logs" / "verifier").is_dir()
+    assert (tmp_path / "logs" / "agent" / "answer.txt").read_text() == "done"
+
+
 @pytest.mark.slow
 async def test_what_commands_come_to_is_told_the_model(example: Any) -> None:
     model = Commands("exit 3", "sleep 30", {"cmd": "ls"}, "seq 1000")
@@ -100,6 +113,15 @@ async def test_what_commands_come_to_is_told_the_model(example: Any) -> None:
     [
         ("environment/Dockerfile", "FROM debian\nRUN apt-get install -y jq", "environment/Dockerfile has RUN apt-get"),
         ("environment/Dockerfile", "FROM a\nCOPY --from=b /x /y", "environment/Dockerfile has COPY --from=b"),
+        ("environment/Dockerfile", 'FROM a\nCOPY ["x", "/app/"]', r'has COPY \["x", "/app/"\]'),
+        ("environment/Dockerfile", "FROM a\nARG D=x\nCOPY $D /app/", r"has COPY \$D /app/"),
+        ("environment/Dockerfile", "FROM a\nCOPY *.txt /app/", r"has COPY \*\.txt /app/"),
+        ("environment/Dockerfile", "FROM a\nCOPY <<END /app/x\nCMD\nEND", "has COPY <<END /app/x"),
+        ("environment/Dockerfile", "FROM a\nCOPY x", "has COPY x"),
+        ("environment/Dockerfile", "FROM a\nENV UNIT kg", "has ENV UNIT kg"),
+        ("environment/Dockerfile", "FROM a\nENV PATH=/app:$PATH", r"has ENV PATH=/app:\$PATH"),
+        ("environment/Dockerfile", "FROM a\nENV NAME='x", "has ENV NAME='x"),
+        ("environment/Dockerfile", "FROM a\nWORKDIR /app/${D}", r"has WORKDIR /app/\$\{D\}"),
         ("environment/docker-compose.yaml", "services: {}", "describes several services"),
         ("task.toml", '[environment]\ndocker_image = "x:1"', "environment.docker_image of task.toml is 'x:1'"),
         ("task.toml", '[verifier]\nenvironment_mode = "separate"', "its verifier has an environment of its own"),

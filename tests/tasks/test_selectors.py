@@ -103,6 +103,9 @@ def test_easy_to_hard_follows_columns() -> None:
     assert batch("easy_to_hard", 1, 7, keys=["level"], descending=True) == [3, 5, 0, 6, 1, 2, 4]
     with pytest.raises(UserError, match=r"not every task has a value of steps; the columns are level, rate"):
         batch("easy_to_hard", 0, keys=["steps"])
+    unmeasured = [*TASKS, Task("7", "t", "p7", None, {"level": float("nan")})]
+    with pytest.raises(UserError, match="not every task has a value of level"):
+        select("easy_to_hard", unmeasured, Moment(3, 0, 0, 0, 1, 0, ["level"]), Known())
     with pytest.raises(UserError, match="descending needs feature_keys"):
         batch("easy_to_hard", 0, descending=True)
 

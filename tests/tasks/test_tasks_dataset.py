@@ -128,6 +128,14 @@ def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
     assert (report.empty, report.empty_lines) == (2, (2, 5))
 
 
+@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.json", write_json), ("t.csv", write_csv)])
+def test_a_mark_of_the_byte_order_is_no_part_of_the_text(tmp_path: Path, name: str, write: Callable[..., Path]) -> None:
+    path = write(tmp_path / name, ROWS)
+    plain = [row for _, row in read_rows(path)]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [row for _, row in read_rows(path)] == plain
+
+
 def test_blank_lines_do_not_shift_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n\n{"question": "", "answer": "b"}\n')
@@ -215,6 +223,24 @@ def test_a_hub_name_without_a_network_is_a_clear_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError, match=r"'nobody/nothing'.*could not be read from Hugging Face.*local copy"):
+        load_tasks("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Dataset scripts are no longer supported, but found it.py"),
+        datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset"),
+    ],
+)
+def test_a_dataset_of_the_hub_that_cannot_be_built_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(UserError, match=f"'nobody/nothing'.*could not be read from Hugging Face: {error}"):
         load_tasks("nobody/nothing")
 
 

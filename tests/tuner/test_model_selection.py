@@ -72,12 +72,31 @@ async def test_a_reward_that_is_not_finite_is_a_failed_task(dataset: DatasetConf
     assert (await select_model(**given, candidate_models=[good, Candidate("same", 0)]))[0] is good
 
 
+async def test_a_failed_task_counts_as_prompt_tuning_counts_it(dataset: DatasetConfig) -> None:
+    async def flaky(task: dict[str, Any], model: Candidate) -> WorkflowOutput:
+        if task["a"] and model.model_name == "flaky":
+            raise RuntimeError("no answer")
+        return WorkflowOutput(response=task["a"] + model.error)
+
+    async def share(task: dict[str, Any], response: dict[str, Any]) -> JudgeOutput:
+        return JudgeOutput(reward=1.0 - abs(response["response"] - task["a"]) / 2)
+
+    candidates = [Candidate("flaky", 0), Candidate("steady", 1)]
+    given = {"workflow_func": flaky, "train_dataset": dataset, "candidate_models": candidates}
+    assert (await select_model(**given, judge_func=share))[0] is candidates[1], "a failure counts 0"
+    given["candidate_models"] = [*candidates, Candidate("worst", 3)]
+    assert (await select_model(**given, judge_func=judge))[0] is candidates[1], "a failure counts -3, the worst reward"
+
+
 async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: DatasetConfig) -> None:
     given = {"workflow_func": solve, "judge_func": judge, "candidate_models": [Candidate("a", 1), Candidate("b", 1)]}
     with pytest.raises(ValueError, match="at least two"):
         await select_model(**{**given, "candidate_models": []}, train_dataset=dataset)
+    with pytest.raises(ValueError, match="max_threads is 0; expected at least 1"):
+        await select_model(**given, train_dataset=dataset, max_threads=0)
     only_third = DatasetConfig(path=dataset.path, split="train[3:4]")
-    with pytest.raises(UserCodeError, match="a: workflow or judge failed on every task"):
+    failed = "a: workflow or judge failed on every task; the first error: RuntimeError: no answer"
+    with pytest.raises(UserCodeError, match=failed):
         await select_model(**given, train_dataset=only_third)
 
 

@@ -99,3 +99,28 @@ def test_a_split_that_the_command_line_leaves_out_is_that_of_the_file(
     done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", *options])
     assert done.exit_code == 0, done.output
     assert given["train_dataset"].model_fields_set == written
+
+
+@pytest.mark.parametrize(
+    ("options", "subset"),
+    [
+        (["--eval-dataset", "data", "--subset", "main"], "main"),
+        (["--eval-dataset", "data", "--subset", "main", "--eval-subset", "hard"], "hard"),
+        (["--eval-dataset", "other", "--subset", "main"], None),
+        (["--eval-dataset", "other", "--eval-subset", "hard"], "hard"),
+    ],
+)
+def test_the_subset_of_the_evaluation_is_that_of_the_same_dataset_or_its_own(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], subset: str | None
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("rft_platform.tuner.tune", lambda **arguments: given.update(arguments))
+    done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", *options])
+    assert done.exit_code == 0, done.output
+    assert given["eval_dataset"].name == subset
+
+
+def test_a_subset_without_its_dataset_is_refused() -> None:
+    done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", "--eval-subset", "hard"])
+    assert done.exit_code == 2
+    assert "--eval-subset needs --eval-dataset: give both" in done.stderr

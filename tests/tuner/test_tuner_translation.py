@@ -119,6 +119,36 @@ def test_the_judge_of_the_file_judges_the_evaluation_too(tmp_path: Path) -> None
     )  # fmt: skip
 
 
+OWN_FUNCTIONS = """
+buffer:
+  explorer_input:
+    taskset: {path: a, workflow: tools, workflow_args: {max_turns: 3}}
+    eval_tasksets:
+      - {path: b, workflow: tools, workflow_args: {max_turns: 3}, judge: numeric, judge_args: {tolerance: 0.1},
+         reward_fn_args: {a: 1}}
+"""
+
+
+def test_the_evaluation_of_the_file_keeps_its_judge_if_the_call_has_none(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN_FUNCTIONS)
+    inputs = translate(TunedFunctions("my.agent:solve", None), config_path="config.yaml")[0].buffer.explorer_input
+    (held_out,) = inputs.eval_tasksets
+    assert inputs.taskset is not None and inputs.taskset.judge is None
+    assert (held_out.judge, held_out.judge_args, held_out.reward_fn_args) == ("numeric", {"tolerance": 0.1}, {"a": 1})
+
+
+def test_arguments_of_the_files_functions_are_not_those_of_the_calls_functions(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN_FUNCTIONS)
+    for functions in (FUNCTIONS, TunedFunctions("my.agent:solve", None)):
+        inputs = translate(functions, config_path="config.yaml")[0].buffer.explorer_input
+        (held_out,) = inputs.eval_tasksets
+        assert inputs.taskset is not None
+        assert (inputs.taskset.workflow, inputs.taskset.workflow_args) == ("my.agent:solve", {})
+        assert (held_out.workflow, held_out.workflow_args) == ("my.agent:solve", {})
+    (held_out,) = translate(FUNCTIONS, config_path="config.yaml")[0].buffer.explorer_input.eval_tasksets
+    assert (held_out.judge, held_out.judge_args, held_out.reward_fn_args) == ("my.agent:judge", {}, {})
+
+
 def test_limits_fit_the_context(tiny_model: Path) -> None:
     small = TunerModelConfig(model_path=str(tiny_model), max_model_len=64)
     assert translate(model=small)[0].model.max_response_tokens == 63
@@ -126,14 +156,18 @@ def test_limits_fit_the_context(tiny_model: Path) -> None:
     assert translate(model=wide)[0].trainer.max_token_len_per_gpu == 40000
 
 
-def test_a_parser_of_thoughts_is_left_out_for_a_model_that_has_no_word_for_them(tmp_path: Path) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
-    plain = TunerModelConfig(model_path=str(tmp_path / "plain"), max_model_len=64)
-    assert translate(model=plain)[0].explorer.rollout_model.reasoning_parser is None
-    asked = TunerModelConfig(model_path=plain.model_path, max_model_len=64, reasoning_parser="deepseek_r1")
-    assert translate(model=asked)[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
-    assert translate()[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
+def test_the_tokenizer_decides_on_the_default_parser_of_thoughts(tmp_path: Path) -> None:
+    def parser(**given: Any) -> str | None:
+        return translate(**given)[0].explorer.rollout_model.reasoning_parser
+
+    asked = TunerModelConfig(model_path="owner/model", max_model_len=64, reasoning_parser="deepseek_r1")
+    for path in ("owner/model", "models:/maths@champion", str(tmp_path)):
+        assert parser(model=TunerModelConfig(model_path=path, max_model_len=64)) == "auto"
+    assert parser(model=asked) == "deepseek_r1"
+    config, _ = translate(auxiliary_models={"plain": MODEL, "asked": asked})
+    assert [model.reasoning_parser for model in config.explorer.auxiliary_models] == ["auto", "deepseek_r1"]
+    (tmp_path / "config.yaml").write_text("explorer: {rollout_model: {reasoning_parser: qwen3}}")
+    assert parser(config_path="config.yaml") == "qwen3"
 
 
 YAML = """

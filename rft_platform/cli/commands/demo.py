@@ -179,10 +179,11 @@ def train_stages(home: "Home", recipe: "Recipe", seed: int | None, engine: str |
 def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> int | None:
     """Write the recipe's project into the home on first use; returns the seed in force. None: that of the files.
 
-    An existing project keeps its seed.
+    An existing project keeps its seed; that of the first stage exists before the recipe's own.
     """
     from rft_platform.common.errors import UserError
     from rft_platform.common.progress import announce
+    from rft_platform.config.home import Home
     from rft_platform.config.load import load_config_of
 
     folder = home.root / recipe.name
@@ -192,6 +193,9 @@ def prepare(home: "Home", recipe: "Recipe", command: str, seed: int | None) -> i
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
             f"run `rft {command} --fresh`, which renames {home.root}"
         )
+    if in_force is None:
+        stages = (Home(recipe.stage_home(home.root, stage)) for stage in recipe.stages)
+        in_force = next((load_config_of(stage) for stage in stages if stage.config_file.exists()), None)
     if in_force is not None and seed not in (None, in_force.seed):
         raise UserError(
             f"--seed {seed}: the project in {home.root} has seed {in_force.seed}; leave it out to continue, or add "

@@ -77,6 +77,9 @@ def tune(
     total_epochs: Annotated[int | None, _setting("Passes over the dataset.")] = None,
     total_steps: Annotated[int | None, _setting("Training steps; overrides --total-epochs.")] = None,
     eval_dataset: Annotated[str | None, _setting("Held-out tasks: a folder, a file or a Hugging Face name.")] = None,
+    eval_subset: Annotated[
+        str | None, _setting("Subset of --eval-dataset. Default: --subset if both options name the same dataset.")
+    ] = None,
     eval_split: Annotated[str, typer.Option(help="Split of --eval-dataset.")] = "test",
     model: _Model = None,
     max_model_len: Annotated[int | None, _setting("Maximum tokens of prompt and answer together.", _MODEL)] = None,
@@ -127,7 +130,9 @@ def _tune(options: dict[str, Any]) -> None:
         "path": options["dataset"],
         "name": options["subset"],
     }
-    held_out = {"path": options["eval_dataset"], "split": options["eval_split"]}
+    same = options["eval_dataset"] == options["dataset"] and options["eval_subset"] is None
+    subset = options["subset"] if same else options["eval_subset"]
+    held_out = {"path": options["eval_dataset"], "name": subset, "split": options["eval_split"]}
     result = tune_in_python(
         workflow_func=_function(options["workflow"], "workflow"),
         judge_func=None if judge is None else _function(judge, "judge"),
@@ -186,8 +191,8 @@ def _function(reference: str, what: str) -> Callable[..., Any]:
 
 def _option(what: str, field: str) -> str:
     """The option for a field of the section ``what``."""
-    if field == "split" and what == "--eval-dataset":
-        return "--eval-split"
+    if field in ("split", "name") and what == "--eval-dataset":
+        return "--eval-split" if field == "split" else "--eval-subset"
     renamed = {"": what, "path": what, "model_path": "--model", "algorithm_type": "--algorithm", "name": "--subset"}
     return renamed.get(field, f"--{field.replace('_', '-')}")
 

@@ -8,6 +8,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from rft_platform.config.schema.section import Options, Section
 
+#: The reasoning parser that the tokenizer decides on, when an engine is declared.
+AUTO_PARSER = "auto"
+
 
 class RolloutModel(Section):
     """How a model is served."""
@@ -19,7 +22,8 @@ class RolloutModel(Section):
     tool_call_parser: str | None = None
     """Format in which the model writes tool calls (transformers engine: ``hermes``; vLLM: its parsers)."""
     reasoning_parser: str | None = None
-    """Format in which the model marks its thoughts (transformers engine: ``qwen3``, ``deepseek_r1``; vLLM: its own)."""
+    """Format in which the model marks its thoughts (transformers engine: ``qwen3``, ``deepseek_r1``; vLLM: its own).
+    ``auto``: ``deepseek_r1`` if the file ``tokenizer.json`` of the model contains ``</think>``, otherwise none."""
     enable_thinking: bool | None = None
     """The chat template's switch for thinking. null: the template's own default."""
     enable_prefix_caching: bool = True

@@ -12,6 +12,7 @@ from rft_platform.cluster.local.service_process import EXIT_USER_ERROR
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.files import digest_json, read_json
 from rft_platform.config.gpu_placement import POLICY_ENGINE, gpu_count
+from rft_platform.config.schema.explorer import AUTO_PARSER
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
@@ -26,6 +27,7 @@ Kind = Literal["auto", "transformers", "vllm"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
 REASONING_PARSERS = ("deepseek_r1", "qwen3")  # of the transformers engine: reasoning between <think> and </think>
+_END_OF_REASONING = "</think>"
 PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
 START_TIMEOUT_S, STOP_TIMEOUT_S = 600.0, 15.0
 
@@ -43,7 +45,7 @@ class EngineSpec:
     max_model_len: int | None = None  # tokens; None: the model's own limit
     seed: int | None = None  # seed of requests that have none
     tool_call_parser: str | None = None
-    reasoning_parser: str | None = None  # separates reasoning from answers
+    reasoning_parser: str | None = None  # separates reasoning from answers; AUTO_PARSER: the tokenizer decides
     enable_thinking: bool | None = None  # a variable of the chat template
     chat_template: str | None = None  # a file, or the template's text
     max_batch_tokens: int | None = None  # bounds the memory of a batch; None: derived from the free memory
@@ -95,7 +97,7 @@ def engine_service(
         "seed": spec.seed,
         "chat_template": load_template(spec.chat_template),
         "enable_thinking": spec.enable_thinking,
-        "reasoning_parser": spec.reasoning_parser,
+        "reasoning_parser": _reasoning_parser(spec.reasoning_parser, folder),
     }
     if kind == "vllm":
         python = engine_python(spec.python)
@@ -139,7 +141,7 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
     """Raise UserError for a parser that the transformers engine does not have."""
     for key, given, known in (
         ("tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS),
-        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+        ("reasoning_parser", reasoning_parser, (*REASONING_PARSERS, AUTO_PARSER)),
     ):
         if given not in (None, *known):
             raise UserError(
@@ -147,6 +149,15 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
                 f"{', '.join(known)}; use one of "
                 "them, remove the key, or set engine.kind: vllm"
             )
+
+
+def _reasoning_parser(given: str | None, folder: Path) -> str | None:
+    """The parser that ``given`` means; vLLM refuses one for a model whose tokenizer has no end-of-reasoning token."""
+    if given != AUTO_PARSER:
+        return given
+    tokenizer = folder / "tokenizer.json"
+    thinks = tokenizer.is_file() and _END_OF_REASONING in tokenizer.read_text(encoding="utf-8")
+    return REASONING_PARSERS[0] if thinks else None
 
 
 def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
 NAMES = ("Ada", "Bo", "Cy", "Dee", "Eli", "Fay")
-PLACES = "abcde"  # an act may name its target by its place among the request's targets
+PLACES = tuple("abcde")  # an act may name its target by its place among the request's targets
 WOLF, VILLAGER, SEER = "wolf", "villager", "seer"
 CLAIMS = (VILLAGER, SEER)
 WORDS = 60  # longest free text of a speech, in characters

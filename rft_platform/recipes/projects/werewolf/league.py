@@ -1,8 +1,8 @@
 """A league of checkpoints and scripts: win rates of all pairs, Elo ratings, and what scripts exploit.
 
 ``python league.py --wolves FOLDER ... --village FOLDER ...`` lets every pair of wolves meet every village in the same
-games. The folders are checkpoints (``global_step_N``); the scripts of ``players.py`` always take part. The table is
-printed and written to ``league.json``.
+games. The folders are checkpoints (``global_step_N``), named by the paths as given; the scripts of ``players.py``
+always take part. The table is printed and written to ``league.json``.
 """
 
 import argparse
@@ -86,9 +86,13 @@ class Table:
 
 
 def match(wolves: Model | Script, village: Model | Script, seeds: Sequence[int]) -> float:
-    """The share of the games that the wolves win."""
+    """The share of the games that the wolves win. A repeated match has the same games."""
     tables = [Table(seed) for seed in seeds]
     sides: Mapping[str, Model | Script] = {WOLF: wolves, VILLAGER: village}
+    if any(isinstance(actor, Model) for actor in sides.values()):
+        import torch
+
+        torch.manual_seed(0)
     while waiting := [table for table in tables if table.request is not None]:
         for side, actor in sides.items():
             asked = [table for table in waiting if table.side == side]
@@ -120,6 +124,15 @@ def ratings(rates: Mapping[tuple[str, str], float], games: int) -> dict[str, flo
     return {name: 1000 + 400 / math.log(10) * (level[name] - anchor) for name in level}
 
 
+def entrants(scripts: Mapping[str, Script], folders: Sequence[Path]) -> dict[str, Model | Script]:
+    """The scripts and the checkpoints by name. Ends the program if two have the same name."""
+    names = [*scripts, *map(str, folders)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SystemExit(f"two players of a side have the name {', '.join(twice)}: give each folder once, by its path")
+    return {**scripts, **{str(folder): Model(folder) for folder in folders}}
+
+
 def main() -> None:
     """Play all matches and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -127,8 +140,7 @@ def main() -> None:
     parser.add_argument("--village", type=Path, nargs="*", default=[], help="checkpoints that play the village")
     parser.add_argument("--games", type=int, default=100)
     given = parser.parse_args()
-    wolves: dict[str, Model | Script] = {**WOLVES, **{folder.name: Model(folder) for folder in given.wolves}}
-    villages: dict[str, Model | Script] = {**VILLAGES, **{folder.name: Model(folder) for folder in given.village}}
+    wolves, villages = entrants(WOLVES, given.wolves), entrants(VILLAGES, given.village)
     rates = {}
     for name, pack in wolves.items():
         for other, village in villages.items():
