@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_platform.common.errors import NAMED, NonFiniteError, some
+from rft_platform.common.errors import NAMED, NonFiniteError, RftError, some
 from rft_platform.training.distributed import Reduce
 from rft_platform.training.loop.critic_step import critic_alone, step_critic
 from rft_platform.training.loop.gradients import accumulate_gradients
@@ -110,19 +110,29 @@ class OptimizerStep:
         }
 
     def _accumulate(self, part: np.ndarray | None = None, clock: DeviceClock | None = None) -> dict[str, float]:
-        """Add the gradient of the step's rows, or only of those in ``part``."""
+        """Add the gradient of the step's rows, or only of those in ``part``.
+
+        An error may be of this rank only: the other ranks then wait for it in a collective operation, which only the
+        end of this process interrupts. With several ranks an RftError is therefore raised as a RuntimeError.
+        """
+        ranks = self._run.ranks
         mine = self._run.share(self._rows)
         rows = mine if part is None else mine[np.isin(mine, part)]
-        return accumulate_gradients(
-            self._run.state.policy,
-            [self._run.plan.rows.samples[row] for row in rows],
-            self._run.request.algorithm.at_step(self._version),
-            max_tokens_per_pack=self._run.request.max_tokens_per_pack,
-            reduce=self._run.ranks.reduce,
-            world_size=self._run.ranks.world_size,
-            clock=clock,
-            teacher=self._run.teacher,
-        )
+        try:
+            return accumulate_gradients(
+                self._run.state.policy,
+                [self._run.plan.rows.samples[row] for row in rows],
+                self._run.request.algorithm.at_step(self._version),
+                max_tokens_per_pack=self._run.request.max_tokens_per_pack,
+                reduce=ranks.reduce,
+                world_size=ranks.world_size,
+                clock=clock,
+                teacher=self._run.teacher,
+            )
+        except RftError as error:
+            if ranks.world_size == 1:
+                raise
+            raise RuntimeError(str(error)) from error
 
     def _speed(self) -> dict[str, float]:
         """Timings, throughput and memory. Device timings and memory are the maximum over the ranks."""
