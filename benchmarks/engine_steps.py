@@ -2,7 +2,8 @@
 
 Runs the uneven rows of ``round_gpu.py`` (groups of 8 answers below prompts of 60 to 1,000 tokens, answers of 1 to 1,024
 that end by chance) on vLLM alone, with the platform's scheduler and sampling. The first batch compiles and does not
-count. In the last batch, the kernels of 20 steps are traced at two places.
+count. In the last batch, the kernels of 20 steps are traced at two places; they are seen only if vLLM's worker has no
+process of its own.
 ``python benchmarks/engine_steps.py --out FILE [--batches 3] [--engine '{"kv_cache_dtype": "fp8"}']`` in an interpreter
 that has vLLM, with the repository on its PYTHONPATH. ``--small`` tries the script on a CPU.
 """
@@ -57,6 +58,8 @@ class _Timed:
         out = super().update_from_output(*args, **options)  # type: ignore[misc]
         self.steps[-1][2] += time.perf_counter() - begin
         if not (self.running or self.waiting) and len(self.steps) > TRACED:  # type: ignore[attr-defined]
+            if self.trace is not None:  # the batch ended before the traced steps did
+                self.trace.__exit__(None, None, None)
             Path(os.environ[FOLDER], f"steps-{self.batch}.json").write_text(json.dumps(self.steps))
             self.steps, self.batch = [], self.batch + 1
         return out
@@ -72,8 +75,9 @@ class _Timed:
             self.trace.__enter__()
         elif done - TRACED in TRACE_AT and self.trace is not None:
             torch.cuda.synchronize()
-            self.trace.__exit__(None, None, None)
-            times = {each.key: each.self_device_time_total / 1000 / TRACED for each in self.trace.key_averages()}
+            trace, self.trace = self.trace, None
+            trace.__exit__(None, None, None)
+            times = {each.key: each.self_device_time_total / 1000 / TRACED for each in trace.key_averages()}
             largest = dict(sorted(times.items(), key=lambda item: -item[1])[:12])
             found = {"running": running, "all_ms": sum(times.values()), "largest_ms": largest}
             Path(os.environ[FOLDER], f"kernels-{done}.json").write_text(json.dumps(found))
@@ -116,11 +120,13 @@ def main() -> None:
     """Run the batches and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--batches", type=int, default=3, help="two or more")
+    parser.add_argument("--batches", type=int, default=3, help="three or more")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON object of options of vLLM's LLM")
     parser.add_argument("--model", type=Path, help="folder; default: a random model of the shape of Qwen3 0.6B")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
+    if given.batches < 3:
+        parser.error("--batches: give three or more, because the first and the last do not count")
     work = Path(tempfile.mkdtemp())
     os.environ |= {FOLDER: str(work), f"{FOLDER}_LAST": str(given.batches - 1)}
     from machine import describe

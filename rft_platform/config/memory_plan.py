@@ -5,8 +5,9 @@ comes first, because answers that wait for a place in it cost more than gradient
 model took 24 s with 90,000 tokens of cache and 14 s with 150,000. The trainer gets the fastest settings that fit beside
 this cache, and the engine then gets what the trainer leaves. If the fastest settings do not fit, and engine and trainer
 never work at the same time, they take turns: the engine sleeps while the trainer works, and a trainer without work
-keeps only its state. Weights are gathered and gradients summed over the ranks once a step if the memory suffices: the
-ranks then wait for each other once a step, not in each layer of each pack. On one rank this saves copies and no memory.
+keeps only its state. Weights are gathered and gradients summed over the ranks once a step if that fits with packs of
+half of the tokens or more: the ranks then wait for each other in the first and the last pack of a step, not in each.
+One rank saves copies so, and needs no more memory.
 
 ``card_models`` names the models on the GPUs, each with its own shape. The trainer's part is the sum of what training
 keeps on each GPU: float32 weights, gradients and AdamW's two moments (16 bytes a parameter, divided by the ranks of all
@@ -221,22 +222,25 @@ def _choices(
     offloads = (False, True) if trainer.cpu_offload is None else (trainer.cpu_offload,)
     if trainer.cpu_offload is None and _HOST_FACTOR * _host_bytes(run, cards) > virtual_memory().total:
         offloads = (False,)
-    # A rank adds up its gradients in ``reduce_dtype``. With one rank, an adapter gains less than a larger pack does.
-    gains = trainer.reduce_dtype == "float32" and (_ranks(run) > 1 or run.lora is None)
-    once_first = (True, False) if gains else (False,)
     modes = [
-        (engine, least, MemoryChoice(0, checkpointing, offload, 0.0, reduce_once=once))
+        (engine, least, MemoryChoice(0, checkpointing, offload, 0.0))
         for offload in offloads
         for engine in engines
         for checkpointing, least in ((False, _FAST_PACK), (True, _FAST_PACK), (True, _PACK_STEP), (False, _PACK_STEP))
-        for once in ((False,) if offload else once_first)
         if (checkpointing if given is None else given) == checkpointing
         and (given is False or checkpointing or least == _FAST_PACK)
     ]
+    # A rank adds up its gradients in ``reduce_dtype``. With one rank, an adapter gains less than a larger pack does.
+    gains = trainer.reduce_dtype == "float32" and (_ranks(run) > 1 or run.lora is None)
     for engine, least, mode in modes:
-        choice = replace(mode, max_tokens_per_pack=trainer.max_token_len_per_gpu or max(least, longest))
+        smallest = replace(mode, max_tokens_per_pack=trainer.max_token_len_per_gpu or max(least, longest))
+        choice, once = smallest, replace(smallest, reduce_once=True)
         if trainer.max_token_len_per_gpu is None:
-            choice = _with_largest_pack(run, cards, choice, usable - engine)
+            choice = _with_largest_pack(run, cards, smallest, usable - engine)
+            half = max(smallest.max_tokens_per_pack, choice.max_tokens_per_pack // 2 // _PACK_STEP * _PACK_STEP)
+            once = _with_largest_pack(run, cards, replace(once, max_tokens_per_pack=half), usable - engine)
+        if gains and not mode.cpu_offload:
+            yield engine, once
         yield engine, choice
 
 
@@ -305,7 +309,11 @@ def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> lis
             f"trainer: {_gb(needed.total)} on each of {run.config.trainer.nproc} GPU(s): weights, gradients and "
             f"optimiser {_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
             f"{choice.max_tokens_per_pack:,} tokens {_gb(needed.activations)}, logits {_gb(needed.head)}"
-            + ("; the ranks wait for each other once a step" if choice.reduce_once and _ranks(run) > 1 else "")
+            + (
+                "; the ranks gather weights and sum gradients once a step"
+                if choice.reduce_once and _ranks(run) > 1
+                else ""
+            )
             + (f"; while a model is loaded {_gb(needed.loading)}" if needed.loading > needed.training else "")
         )
     if gpu_bytes is not None:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -55,6 +55,7 @@ class Ranks:
         """Join the group that ``torchrun`` describes in the environment; without torchrun, form a group of one.
 
         ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA if available). A rank uses the GPU of its local rank.
+        ``layout.reduce_once`` holds only if it does on every rank.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
@@ -67,13 +68,16 @@ class Ranks:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        return cls(
+        ranks = cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             device=torch.device("cuda", local_rank) if on_cuda else torch.device("cpu"),
             control=dist.new_group(backend="gloo", timeout=WAIT_FOR_COMMANDS),
             layout=layout,
         )
+        # Each node chooses its layout, and ``reduce_once`` decides which collective operations a rank calls.
+        once = not ranks.largest(float(not layout.reduce_once))
+        return replace(ranks, layout=replace(layout, reduce_once=once))
 
     @property
     def is_first(self) -> bool:

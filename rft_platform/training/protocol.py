@@ -45,6 +45,10 @@ class Layout:
 
     def check(self, device_type: str) -> None:
         """Raise UserError for options that this device does not support."""
+        if self.reduce_once and self.reduce_dtype != "float32":
+            raise UserError(
+                f"reduce_once adds up the gradients of packs in reduce_dtype {self.reduce_dtype}: use float32"
+            )
         if self.cpu_offload and device_type != "cuda":
             raise UserError("trainer.cpu_offload moves parameters from a GPU to the host: without a GPU turn it off")
 

@@ -34,7 +34,7 @@ _EXCLUDED = (
 def training_identity(
     request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
 ) -> str:
-    """Digest of the training. It excludes the number of ranks, which only affects rounding."""
+    """Digest of the training. It excludes the number of ranks and ``Layout``, which only affect rounding."""
     settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _EXCLUDED}
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)

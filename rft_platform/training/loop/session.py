@@ -9,7 +9,7 @@ Invariants:
   undefined and the process must end.
 - A checkpoint is complete or does not exist: its manifest is written last, and the result is returned afterwards.
 - A repeated request gives the same weights: order, seeds and divisions depend on the request only, and an intermediate
-  checkpoint is used only for the training that wrote it.
+  checkpoint is used only for the training that wrote it. Ranks and layout of the group affect the rounding.
 - All ranks call the same collective operations in the same order; threads that write files call none.
 """
 

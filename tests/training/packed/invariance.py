@@ -1,10 +1,12 @@
 """Every registered loss with rows that suit it, and a step's loss and gradients; also the program of one gloo rank::
 
-torchrun --nproc-per-node 2 invariance.py MODEL_FOLDER RESULT_FOLDER [once]
+torchrun --nproc-per-node 2 invariance.py MODEL_FOLDER RESULT_FOLDER (pack | once | once-on-rank-0) [LOSS ...]
 
-With ``once``, weights are gathered and gradients are summed once a step.
+With ``once``, weights are gathered and gradients are summed once a step. Without losses, all are computed.
 """
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -141,21 +143,25 @@ def main() -> None:
 
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    ranks = Ranks.join("cpu", Layout(reduce_once="once" in sys.argv))
+    layout, losses = sys.argv[3], sys.argv[4:] or list(over_gloo())
+    once = layout == "once" or (layout == "once-on-rank-0" and os.environ["RANK"] == "0")
+    ranks = Ranks.join("cpu", Layout(reduce_once=once))
     policy, teacher = load_policy(folder, ranks, torch.float32), PackedPolicy(build_model(seed=1))
-    for index, (name, spec) in enumerate(over_gloo().items()):
+    for index, name in enumerate(losses):
+        spec = over_gloo()[name]
         mine = [row for row in rows_for(spec.policy_loss) if (row.group == 0) == (ranks.rank == 0)]  # uneven on purpose
         with torch.profiler.profile() as profile:
             metrics, gradients = step(
                 policy, mine, spec, teacher, max_tokens_per_pack=30, reduce=ranks.reduce, world_size=ranks.world_size
             )
-        sums = sum(event.name == "c10d::_reduce_scatter_base_" for event in profile.events())
+        names = [event.name for event in profile.events()]
+        calls = {name: names.count(f"c10d::{name}") for name in ("_reduce_scatter_base_", "_allgather_base_")}
         if ranks.is_first:
             tensors = {name: tensor.contiguous() for name, tensor in gradients.items()}
             save_file(
                 tensors,
                 results / f"{index}.safetensors",
-                {"spec": name, "loss": repr(metrics["loss"]), "sums": str(sums)},
+                {"spec": name, "loss": repr(metrics["loss"]), "calls": json.dumps(calls)},
             )
     ranks.leave()
 

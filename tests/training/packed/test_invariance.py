@@ -1,5 +1,6 @@
 """Every registered loss gives the same loss and gradients however its rows are ordered, packed and spread."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from invariance import over_gloo, rows_for, specs, step
+from invariance import rows_for, specs, step
 from safetensors import safe_open
 from small_model import build_model
 from thread_ranks import ThreadRanks
@@ -153,28 +154,33 @@ def _together(works: list[Callable[[], None]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("once", [False, True], ids=["sums_per_pack", "sums_per_step"])
-def test_two_processes_over_gloo(trial: Trial, tmp_path: Path, once: bool) -> None:
+@pytest.mark.parametrize(("layout", "losses"), [("pack", []), ("once", []), ("once-on-rank-0", ["ppo"])])
+def test_two_processes_over_gloo(trial: Trial, tmp_path: Path, layout: str, losses: list[str]) -> None:
     """FSDP2 over two real ranks, for every loss. The ranks have different numbers of packs."""
     results = tmp_path / "results"
     results.mkdir()
     trial.policy.model.save_pretrained(tmp_path / "model")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    program = [str(Path(__file__).with_name("invariance.py")), str(tmp_path / "model"), str(results), *["once"] * once]
+    program = [Path(__file__).with_name("invariance.py"), tmp_path / "model", results, layout, *losses]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*command, *program], env=environment, capture_output=True, text=True, timeout=240, check=False
+        [*command, *map(str, program)], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     files = sorted(results.iterdir())
-    assert len(files) == len(over_gloo()) == len(LOSSES.names())
+    assert len(files) == len(losses or LOSSES.names())
     for file in files:
         with safe_open(file, "pt") as tensors:
             said = tensors.metadata()
             gradients = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118
         assert_equal((float(said["loss"]), gradients), trial.plain(said["spec"]))
         groups = len(trial.policy.layers) + 1  # that FSDP gathers and sums at once
-        assert int(said["sums"]) == groups if once else int(said["sums"]) >= 5 * groups
+        calls = json.loads(said["calls"])
+        if layout == "once":
+            scored_before = LOSSES.get(said["spec"]).mismatched
+            assert calls == {"_reduce_scatter_base_": groups, "_allgather_base_": (1 + scored_before) * groups}
+        else:  # a rank that does not want it decides for all
+            assert calls["_reduce_scatter_base_"] >= 5 * groups and calls["_allgather_base_"] >= 8 * groups
 
 
 def test_tokens_with_the_largest_covariances_are_selected(trial: Trial) -> None:
