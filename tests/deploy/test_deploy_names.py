@@ -105,6 +105,19 @@ def test_every_rft_variable_of_the_deploy_files_is_read_by_the_code() -> None:
     assert "env: RFT_CODE_HOST" in (DEPLOY / "workspace.yaml").read_text()
 
 
+def test_named_volumes_of_the_image_belong_to_its_user() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    (owned,) = re.findall(r"install --directory --owner=rft --group=rft (.*)", dockerfile)
+    compose = documents(DEPLOY / "compose.yaml")[0]
+    mounted = [
+        volume.split(":")
+        for service in compose["services"].values()
+        if "build" in service
+        for volume in service["volumes"]
+    ]
+    assert {target for source, target, *_ in mounted if source in compose["volumes"]} <= set(owned.split())
+
+
 def test_ports_are_the_same_everywhere() -> None:
     defaults = {option.name: option.default for option in get_command(app).commands["metrics"].params}
     assert defaults["port"] == 9464
