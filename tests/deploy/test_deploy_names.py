@@ -131,6 +131,25 @@ def test_ports_are_the_same_everywhere() -> None:
     assert named <= {"3000", "4000", "5000", "5432", "8010", "8100", "9464", "9090"}
 
 
+def test_the_code_server_of_a_pod_is_reached_from_its_pod_only() -> None:
+    code = next(each for each in _all_containers() if each["name"] == "code")
+    (default,) = [json.loads(line) for line in re.findall(r"^CMD (\[.+\])$", (DEPLOY / "Dockerfile").read_text(), re.M)]
+    assert _as_options(code["args"]) == {**_as_options(default), "--host": "127.0.0.1"}
+    assert "ports" not in code
+
+
+def _all_containers() -> Iterator[Any]:
+    for file in MANIFESTS:
+        for document in documents(file):
+            yield from containers(document)
+
+
+def _as_options(command: list[str]) -> dict[str, str]:
+    program, options = command[:3], " ".join(command[3:]).replace("=", " ").split()
+    assert program == ["dagster", "api", "grpc"]
+    return dict(zip(options[::2], options[1::2], strict=True))
+
+
 def test_containers_with_shared_process_ids_have_one_host_name() -> None:
     """A container's own host name is another one each time it is made."""
     services = documents(DEPLOY / "compose.yaml")[0]["services"]
