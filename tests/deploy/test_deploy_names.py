@@ -138,6 +138,18 @@ def test_the_code_server_of_a_pod_is_reached_from_its_pod_only() -> None:
     assert "ports" not in code
 
 
+def test_metrics_of_a_pod_are_served_by_its_address() -> None:
+    """Prometheus asks for what a ServiceMonitor selects by the addresses of the pods."""
+    metrics = [each for each in _all_containers() if each.get("command", [])[:2] == ["rft", "metrics"]]
+    assert metrics
+    for container in metrics:
+        names = [each["name"] for each in container["env"]]
+        values = {each["name"]: each for each in container["env"]}
+        assert values["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+        assert values["RFT_WEB_HOSTS"]["value"].split(",")[-1] == "$(POD_IP)"
+        assert names.index("POD_IP") < names.index("RFT_WEB_HOSTS"), "only earlier variables are expanded"
+
+
 def _all_containers() -> Iterator[Any]:
     for file in MANIFESTS:
         for document in documents(file):
