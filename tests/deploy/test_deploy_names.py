@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from rft_platform.cli.main import app
 from rft_platform.servers import dagster_server, mlflow_server
+from rft_platform.web_guard.checks import configured_hosts
 from tests.deploy.files import DEPLOY, MANIFESTS, REPOSITORY, containers, documents, text_of_all
 
 
@@ -160,6 +161,17 @@ def _as_options(command: list[str]) -> dict[str, str]:
     program, options = command[:3], " ".join(command[3:]).replace("=", " ").split()
     assert program == ["dagster", "api", "grpc"]
     return dict(zip(options[::2], options[1::2], strict=True))
+
+
+@pytest.mark.parametrize("further", ["", "rft.example"])
+def test_services_of_compose_answer_to_their_names_and_to_further_ones(
+    further: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = documents(DEPLOY / "compose.yaml")[0]["services"]
+    for service, own in (("metrics", "code"), ("webserver", "code"), ("mlflow", "mlflow")):
+        value = services[service]["environment"]["RFT_WEB_HOSTS"]
+        monkeypatch.setenv("RFT_WEB_HOSTS", value.replace("${RFT_WEB_HOSTS:-}", further))
+        assert configured_hosts() == {own, further} - {""}
 
 
 def test_containers_with_shared_process_ids_have_one_host_name() -> None:
