@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from rft_platform.cli.main import app
+from rft_platform.model_registry.pages import ADDRESS
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.web_guard.checks import configured_hosts
 from tests.deploy.files import DEPLOY, MANIFESTS, REPOSITORY, containers, documents, text_of_all
@@ -149,6 +150,14 @@ def test_metrics_of_a_pod_are_served_by_its_address() -> None:
         assert values["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
         assert values["RFT_WEB_HOSTS"]["value"].split(",")[-1] == "$(POD_IP)"
         assert names.index("POD_IP") < names.index("RFT_WEB_HOSTS"), "only earlier variables are expanded"
+
+
+def test_links_of_dagster_to_mlflow_lead_to_a_documented_tunnel() -> None:
+    of_dagster = [each for each in _all_containers() if each["name"] in ("webserver", "train")]
+    urls = [each["value"] for container in of_dagster for each in container["env"] if each["name"] == ADDRESS]
+    assert urls == ["http://127.0.0.1:5000"] * 2
+    for file in ("kubernetes.md", "operations.md"):
+        assert "kubectl --namespace rft port-forward service/mlflow 5000" in (REPOSITORY / "docs" / file).read_text()
 
 
 def _all_containers() -> Iterator[Any]:
