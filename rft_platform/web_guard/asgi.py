@@ -9,7 +9,6 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -150,11 +149,10 @@ def sign_in_url(url: str, token: str, page: str = "/") -> str:
 
 def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
     """Whether the request has the cookie that belongs to ``token``."""
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(token))
-    except CookieError:
-        return False
-    return morsel is not None and tokens_match(morsel.value, _cookie_value(token))
+    # Other servers of the host set cookies too, and not all are well-formed: those must not hide this one.
+    pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+    values = [value for name, _, value in pairs if name == _cookie_name(token)]
+    return any(tokens_match(value, _cookie_value(token)) for value in values)
 
 
 def set_cookie(token: str, secure: bool) -> str:
