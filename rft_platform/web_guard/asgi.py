@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from rft_platform.web_guard.checks import (
     Refused,
@@ -30,7 +30,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 TOKEN_PARAMETER = "token"  #: of a query string
 HOW = (
     "Open the link that the server's command printed (`rft ui`), or send `Authorization: Bearer TOKEN` "
-    "with the content of RFT_HOME/web_token."
+    "with the value of RFT_WEB_TOKEN or the content of RFT_HOME/web_token."
 )
 #: Headers of all pages, those of guarded applications included: foreign pages must not frame them.
 _HEADERS = ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff"))
@@ -145,6 +145,13 @@ async def _answer(status: int, content_type: bytes, text: str, send: Send, *more
 def sign_in_url(url: str, token: str, page: str = "/") -> str:
     """The address to open in a browser: ``page`` of the server ``url``, with the token as a query parameter."""
     return f"{url}{page}?{urlencode({TOKEN_PARAMETER: token})}"
+
+
+def without_token(url: str) -> str:
+    """A link of ``sign_in_url`` without its token; other addresses unchanged."""
+    parts = urlsplit(url)
+    token, rest = take_token(parts.query)
+    return url if token is None else urlunsplit(parts._replace(query=rest))
 
 
 def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
