@@ -54,6 +54,12 @@ def test_rules_group_by_and_show_labels_that_their_metrics_have() -> None:
         assert set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))) <= known, target["expr"]
 
 
+def test_an_online_project_that_waits_for_traffic_alerts_nobody() -> None:
+    rules = {each["alert"]: each for each in documents(DEPLOY / "prometheus" / "alerts.yml")[0]["groups"][0]["rules"]}
+    (excepted,) = re.findall(r"unless on \(instance\) \((.*)\)\n", rules["RftNoProgress"]["expr"])
+    assert excepted == 'rft_plan_state{state="waiting"} == 1 and on (instance) rft_project_info{online="true"}'
+
+
 def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads((DEPLOY / "grafana" / "rft-platform.json").read_text())["panels"]:

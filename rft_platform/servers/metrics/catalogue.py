@@ -27,7 +27,9 @@ class Entry:
 
 CATALOGUE: Mapping[str, Entry] = {
     "rft_project_info": Entry(
-        "gauge", "constant 1; its labels name the project", ("project", "name", "mode", "version")
+        "gauge",
+        "constant 1; its labels name the project; online is true or false",
+        ("project", "name", "mode", "online", "version"),
     ),
     "rft_rounds_budget": Entry("gauge", "rounds of the whole run"),
     "rft_rounds_done": Entry("gauge", "rounds trained, served and evaluated, counted from the first without a gap"),
