@@ -99,7 +99,7 @@ def test_volumes_accounts_and_services_that_are_named_exist() -> None:
                 assert config_map in generated or ("ConfigMap", config_map) in OBJECTS, config_map
         if "serviceAccountName" in pod:
             assert ("ServiceAccount", pod["serviceAccountName"]) in OBJECTS
-        if kind == "StatefulSet" and name != "rft-train":  # nobody calls that one
+        if kind == "StatefulSet":
             assert OBJECTS["Service", each["spec"]["serviceName"]]["spec"]["selector"] == {"app": name}
 
 

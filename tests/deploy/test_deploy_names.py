@@ -143,7 +143,7 @@ def test_the_code_server_of_a_pod_is_reached_from_its_pod_only() -> None:
 def test_metrics_of_a_pod_are_served_by_its_address() -> None:
     """Prometheus asks for what a ServiceMonitor selects by the addresses of the pods."""
     metrics = [each for each in _all_containers() if each.get("command", [])[:2] == ["rft", "metrics"]]
-    assert metrics
+    assert len(metrics) == 2, "of a project in one pod, and of the training tier"
     for container in metrics:
         names = [each["name"] for each in container["env"]]
         values = {each["name"]: each for each in container["env"]}
