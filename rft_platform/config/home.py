@@ -139,11 +139,16 @@ class Home:
     def make_private(self) -> str | None:
         """Remove the permissions of other users from the folder. Returns a message if there were any, else None.
 
-        A folder that holds no project is left alone, because ``RFT_HOME`` may name a wrong folder by mistake.
+        A folder that holds no project is left alone, because ``RFT_HOME`` may name a wrong folder by mistake. So is
+        one of another user, such as the root of a mounted volume, whose permissions cannot be changed.
         """
-        if not self.config_file.exists() or not stat.S_IMODE(self.root.stat().st_mode) & PRIVATE_UMASK:
+        if not self.config_file.exists() or not (mode := stat.S_IMODE(self.root.stat().st_mode)) & PRIVATE_UMASK:
             return None
-        for path in [*self.root.rglob("*"), self.root]:
+        try:
+            self.root.chmod(mode & ~PRIVATE_UMASK)
+        except OSError:
+            return None
+        for path in self.root.rglob("*"):
             # Another user's file, or a file removed meanwhile: the permissions of the root folder protect it.
             with suppress(OSError):
                 if not path.is_symlink():

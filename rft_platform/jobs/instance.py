@@ -70,6 +70,18 @@ def ensure_settings(file: Path) -> None:
         write_text(file, f"{text.rstrip()}\n\n# Added by the platform: see its own dagster.yaml.\n{block}")
 
 
+def launches_elsewhere(home: Home) -> bool:
+    """Whether ``dagster.yaml`` names a run launcher of another package, such as ``dagster_k8s``.
+
+    Runs of the daemon then start on other machines.
+    """
+    file = home.dagster / "dagster.yaml"
+    if not file.exists():
+        return False
+    launcher = _sections(file, file.read_text(encoding="utf-8", errors="replace")).get("run_launcher") or {}
+    return str(launcher.get("module", "dagster")).partition(".")[0] not in ("dagster", "rft_platform")
+
+
 def _sections(file: Path, text: str) -> dict[str, Any]:
     try:
         sections = yaml.safe_load(text) or {}

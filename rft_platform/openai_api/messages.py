@@ -28,14 +28,20 @@ def check_variables(variables: Mapping[str, Any]) -> None:
 def normalised(message: Message) -> Message:
     """Convert a message to the form that templates expect: content is text, tool-call arguments are an object.
 
-    Clients also send content as a list of text parts, as null or not at all, and arguments as a JSON string.
+    Clients also send content as a list of text parts, as null or not at all, arguments as a JSON string, and the role
+    developer.
     """
-    result = {**message, "content": text_of(message.get("content"))}
+    result = {**with_known_role(message), "content": text_of(message.get("content"))}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             raise UserError("tool_calls of a message must be a list of objects with a function")
         result["tool_calls"] = [_normalised_call(call) for call in calls]
     return result
+
+
+def with_known_role(message: Message) -> Message:
+    """The message with a role that chat templates know: system, the older name of developer."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
 def text_of(content: Any) -> str:

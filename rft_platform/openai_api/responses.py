@@ -10,7 +10,7 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.openai_api.calls import CallDefaults, ChatCall
-from rft_platform.openai_api.messages import Message, text_of
+from rft_platform.openai_api.messages import Message, text_of, with_known_role
 from rft_platform.openai_api.streams import named_event
 
 #: Request fields that are translated, or that have no meaning here: no stored responses, hosted tools or accounts.
@@ -21,7 +21,6 @@ _CONSUMED = {
     "background", "prompt", "context_management",
 }  # fmt: skip
 _LOGPROBS = "message.output_text.logprobs"
-_ROLES = {"developer": "system"}  # chat templates know only the older name
 #: Fields in which engines return the model's reasoning.
 _THOUGHTS = ("reasoning_content", "reasoning")
 #: Finish reasons of answers that are incomplete -> the reason that a response names.
@@ -133,10 +132,7 @@ def chat_messages(items: Any, instructions: Any = None) -> list[Message]:
 def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type") or "message"
     if kind == "message":
-        message: dict[str, Any] = {
-            "role": _ROLES.get(item.get("role", ""), item.get("role")),
-            "content": text_of(item.get("content")),
-        }
+        message = with_known_role({"role": item.get("role"), "content": text_of(item.get("content"))})
         if message["role"] == "assistant" and _is_open(messages):
             messages[-1]["content"] = (messages[-1]["content"] or "") + message["content"]
         else:

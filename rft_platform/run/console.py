@@ -1,6 +1,8 @@
 """The consoles that commands print to. Colour only on a terminal, never with NO_COLOR; secrets are masked."""
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,23 @@ def notes() -> "Console":
 def print_unmasked(name: str, text: str) -> None:
     """Print a line that masking would make useless: a link with its access token, or a command that names a token."""
     print(f"{name:<10} {text}", file=unmasked(sys.stdout), flush=True)
+
+
+def print_links(links: Sequence[tuple[str, str]], token_file: Path) -> None:
+    """Print a line for each name and link; the links keep the access token where only the user reads them.
+
+    Output that is no terminal is kept, as a log for example, and a token of the environment is one that the user has:
+    the links are then printed without it, and a last line says where the token is.
+    """
+    from rft_platform.web_guard.asgi import without_token
+    from rft_platform.web_guard.token import TOKEN_VARIABLE
+
+    given = os.environ.get(TOKEN_VARIABLE)
+    shown = links if sys.stdout.isatty() and not given else [(name, without_token(link)) for name, link in links]
+    for name, link in shown:
+        print_unmasked(name, link)
+    if shown != links:
+        print_unmasked("token", f"the value of {TOKEN_VARIABLE}" if given else f"in {token_file}")
 
 
 def print_json(value: Any) -> None:

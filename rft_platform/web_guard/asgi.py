@@ -9,9 +9,8 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from rft_platform.web_guard.checks import (
     Refused,
@@ -31,7 +30,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 TOKEN_PARAMETER = "token"  #: of a query string
 HOW = (
     "Open the link that the server's command printed (`rft ui`), or send `Authorization: Bearer TOKEN` "
-    "with the content of RFT_HOME/web_token."
+    "with the value of RFT_WEB_TOKEN or the content of RFT_HOME/web_token."
 )
 #: Headers of all pages, those of guarded applications included: foreign pages must not frame them.
 _HEADERS = ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff"))
@@ -148,13 +147,19 @@ def sign_in_url(url: str, token: str, page: str = "/") -> str:
     return f"{url}{page}?{urlencode({TOKEN_PARAMETER: token})}"
 
 
+def without_token(url: str) -> str:
+    """A link of ``sign_in_url`` without its token; other addresses unchanged."""
+    parts = urlsplit(url)
+    token, rest = take_token(parts.query)
+    return url if token is None else urlunsplit(parts._replace(query=rest))
+
+
 def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
     """Whether the request has the cookie that belongs to ``token``."""
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(token))
-    except CookieError:
-        return False
-    return morsel is not None and tokens_match(morsel.value, _cookie_value(token))
+    # Other servers of the host set cookies too, and not all are well-formed: those must not hide this one.
+    pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
+    values = [value for name, _, value in pairs if name == _cookie_name(token)]
+    return any(tokens_match(value, _cookie_value(token)) for value in values)
 
 
 def set_cookie(token: str, secure: bool) -> str:

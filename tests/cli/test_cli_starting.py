@@ -1,5 +1,6 @@
 """A project's folder takes one project, and goes on only with the settings it was begun with."""
 
+import errno
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,24 @@ def test_an_existing_home_is_made_private_at_the_next_command(
     assert [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
     assert stat.S_IMODE((home.root / "run.sh").stat().st_mode) == 0o700
     assert "other users" not in rft("rounds").stderr
+
+
+def test_a_home_of_another_user_is_left_alone(
+    home: Home, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the root of a mounted volume: only its owner may change its mode."""
+    start.write_config(home, load_config(write_config()))
+    home.root.chmod(0o755)
+    home.config_file.chmod(0o644)
+    changed: list[Path] = []
+
+    def chmod(path: Path, mode: int) -> None:
+        changed.append(path)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    assert home.make_private() is None
+    assert changed == [home.root]
 
 
 def test_a_folder_that_is_no_project_keeps_its_permissions(

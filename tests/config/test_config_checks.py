@@ -51,6 +51,15 @@ def test_a_gpu_needs_a_compiler_unless_nothing_is_compiled(make_config: MakeConf
     assert found(1, compiler=True) == found(0, compiler=False) == found(1, compiler=False, **eager) == []
 
 
+def test_where_runs_train_elsewhere_the_trainer_is_not_compared_with_this_machine(make_config: MakeConfig) -> None:
+    config = make_config(trainer__nproc=3, trainer__cpu_offload=True)
+    assert len(problems(config)) == 2
+    found = list(settings_findings(resolve(config), Machine(2, 0, trains=False)))
+    refuse(found)
+    warned = [each.key for each in found if each.level == "warning" and "run_launcher" in each.text]
+    assert warned == ["trainer.nproc", "trainer.cpu_offload"]
+
+
 def test_openlineage_needs_its_client(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for installed in (None, ModuleSpec("openlineage", None)):
         monkeypatch.setattr("rft_platform.config.checks.machine.find_spec", lambda name, found=installed: found)

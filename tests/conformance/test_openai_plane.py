@@ -61,11 +61,13 @@ def test_top_logprobs_are_sorted_and_hold_the_likeliest(client: Any, model_name:
 
 def test_messages_as_clients_really_send_them(engine: EngineClient, client: Any, model_name: str) -> None:
     plain = [
+        {"role": "system", "content": "be brief"},
         {"role": "user", "content": "12+7?"},
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "again"},
     ]
     odd: list[dict[str, Any]] = [
+        {"role": "developer", "content": "be brief"},
         {"role": "user", "name": "bob", "content": [{"type": "text", "text": "12+"}, {"type": "text", "text": "7?"}]},
         {"role": "assistant"},
         {"role": "user", "content": "again", "name": "bob"},

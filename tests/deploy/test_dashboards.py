@@ -33,6 +33,33 @@ def test_dashboard_and_alerts_use_metrics_and_labels_that_exist() -> None:
     assert len(set(CATALOGUE) - used) < 8, "most metrics should be on the dashboard"
 
 
+def test_no_label_is_one_that_prometheus_sets() -> None:
+    """Prometheus would rename it, and a rule that names it would read the scrape job's name."""
+    for name, entry in CATALOGUE.items():
+        assert not {"job", "instance"} & set(entry.labels), name
+
+
+def test_rules_group_by_and_show_labels_that_their_metrics_have() -> None:
+    for rule in documents(DEPLOY / "prometheus" / "alerts.yml")[0]["groups"][0]["rules"]:
+        names = re.findall(r"\brft_\w+", rule["expr"])
+        known = {label for name in names for label in CATALOGUE[name].labels}
+        shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        for group in re.findall(r"\bby \((.*?)\)", rule["expr"]):
+            assert shown <= set(group.split(", ")) <= known, rule["alert"]
+        assert shown <= known, rule["alert"]
+    dashboard = json.loads((DEPLOY / "grafana" / "rft-platform.json").read_text())
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        names = re.findall(r"\brft_\w+", target["expr"])
+        known = {label for name in names for label in CATALOGUE[name].labels} | {"instance"}
+        assert set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))) <= known, target["expr"]
+
+
+def test_an_online_project_that_waits_for_traffic_alerts_nobody() -> None:
+    rules = {each["alert"]: each for each in documents(DEPLOY / "prometheus" / "alerts.yml")[0]["groups"][0]["rules"]}
+    (excepted,) = re.findall(r"unless on \(instance\) \((.*)\)\n", rules["RftNoProgress"]["expr"])
+    assert excepted == 'rft_plan_state{state="waiting"} == 1 and on (instance) rft_project_info{online="true"}'
+
+
 def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads((DEPLOY / "grafana" / "rft-platform.json").read_text())["panels"]:

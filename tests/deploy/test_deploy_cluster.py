@@ -17,9 +17,12 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.jobs.instance import shipped_settings
+from rft_platform.online.project import project_in
+from rft_platform.run.cluster_checks import machine_of
 from tests.deploy.files import DEPLOY, REPOSITORY, containers, documents
 
 FOLDER = DEPLOY / "kubernetes-cluster"
@@ -96,7 +99,7 @@ def test_volumes_accounts_and_services_that_are_named_exist() -> None:
                 assert config_map in generated or ("ConfigMap", config_map) in OBJECTS, config_map
         if "serviceAccountName" in pod:
             assert ("ServiceAccount", pod["serviceAccountName"]) in OBJECTS
-        if kind == "StatefulSet" and name != "rft-train":  # nobody calls that one
+        if kind == "StatefulSet":
             assert OBJECTS["Service", each["spec"]["serviceName"]]["spec"]["selector"] == {"app": name}
 
 
@@ -139,6 +142,15 @@ def test_the_dagster_settings_are_the_platforms_but_for_the_launcher() -> None:
     assert ours["run_monitoring"].pop("start_timeout_seconds") > shipped["run_monitoring"].pop("start_timeout_seconds")
     del shipped["concurrency"]["runs"]["max_concurrent_runs"]
     assert ours == shipped
+
+
+@pytest.mark.parametrize("launcher", ["kubernetes", "ray", None])
+def test_the_start_expects_the_trainers_gpus_where_runs_are_launched(tmp_path: Path, launcher: str | None) -> None:
+    home = Home(tmp_path)
+    home.dagster.mkdir()
+    settings = shipped_settings() if launcher is None else (DAGSTER / f"{launcher}.yaml").read_text()
+    (home.dagster / "dagster.yaml").write_text(settings)
+    assert machine_of(project_in(home, project("trainer.yaml"))).trains is (launcher is None)
 
 
 def test_both_launchers_pass_the_same_variables_to_a_run() -> None:

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from rft_platform.cli.main import app
+from rft_platform.model_registry.pages import ADDRESS
 from rft_platform.servers import dagster_server, mlflow_server
+from rft_platform.web_guard.checks import configured_hosts
 from tests.deploy.files import DEPLOY, MANIFESTS, REPOSITORY, containers, documents, text_of_all
 
 
@@ -105,6 +107,19 @@ def test_every_rft_variable_of_the_deploy_files_is_read_by_the_code() -> None:
     assert "env: RFT_CODE_HOST" in (DEPLOY / "workspace.yaml").read_text()
 
 
+def test_named_volumes_of_the_image_belong_to_its_user() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    (owned,) = re.findall(r"install --directory --owner=rft --group=rft (.*)", dockerfile)
+    compose = documents(DEPLOY / "compose.yaml")[0]
+    mounted = [
+        volume.split(":")
+        for service in compose["services"].values()
+        if "build" in service
+        for volume in service["volumes"]
+    ]
+    assert {target for source, target, *_ in mounted if source in compose["volumes"]} <= set(owned.split())
+
+
 def test_ports_are_the_same_everywhere() -> None:
     defaults = {option.name: option.default for option in get_command(app).commands["metrics"].params}
     assert defaults["port"] == 9464
@@ -116,6 +131,56 @@ def test_ports_are_the_same_everywhere() -> None:
     assert targets == ["code:9464"]
     named = set(re.findall(r"port[:=\s\",]+(\d{4})\b", text_of_all(), re.IGNORECASE))
     assert named <= {"3000", "4000", "5000", "5432", "8010", "8100", "9464", "9090"}
+
+
+def test_the_code_server_of_a_pod_is_reached_from_its_pod_only() -> None:
+    code = next(each for each in _all_containers() if each["name"] == "code")
+    (default,) = [json.loads(line) for line in re.findall(r"^CMD (\[.+\])$", (DEPLOY / "Dockerfile").read_text(), re.M)]
+    assert _as_options(code["args"]) == {**_as_options(default), "--host": "127.0.0.1"}
+    assert "ports" not in code
+
+
+def test_metrics_of_a_pod_are_served_by_its_address() -> None:
+    """Prometheus asks for what a ServiceMonitor selects by the addresses of the pods."""
+    metrics = [each for each in _all_containers() if each.get("command", [])[:2] == ["rft", "metrics"]]
+    assert len(metrics) == 2, "of a project in one pod, and of the training tier"
+    for container in metrics:
+        names = [each["name"] for each in container["env"]]
+        values = {each["name"]: each for each in container["env"]}
+        assert values["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+        assert values["RFT_WEB_HOSTS"]["value"].split(",")[-1] == "$(POD_IP)"
+        assert names.index("POD_IP") < names.index("RFT_WEB_HOSTS"), "only earlier variables are expanded"
+
+
+def test_links_of_dagster_to_mlflow_lead_to_a_documented_tunnel() -> None:
+    of_dagster = [each for each in _all_containers() if each["name"] in ("webserver", "train")]
+    urls = [each["value"] for container in of_dagster for each in container["env"] if each["name"] == ADDRESS]
+    assert urls == ["http://127.0.0.1:5000"] * 2
+    for file in ("kubernetes.md", "operations.md"):
+        assert "kubectl --namespace rft port-forward service/mlflow 5000" in (REPOSITORY / "docs" / file).read_text()
+
+
+def _all_containers() -> Iterator[Any]:
+    for file in MANIFESTS:
+        for document in documents(file):
+            yield from containers(document)
+
+
+def _as_options(command: list[str]) -> dict[str, str]:
+    program, options = command[:3], " ".join(command[3:]).replace("=", " ").split()
+    assert program == ["dagster", "api", "grpc"]
+    return dict(zip(options[::2], options[1::2], strict=True))
+
+
+@pytest.mark.parametrize("further", ["", "rft.example"])
+def test_services_of_compose_answer_to_their_names_and_to_further_ones(
+    further: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = documents(DEPLOY / "compose.yaml")[0]["services"]
+    for service, own in (("metrics", "code"), ("webserver", "code"), ("mlflow", "mlflow")):
+        value = services[service]["environment"]["RFT_WEB_HOSTS"]
+        monkeypatch.setenv("RFT_WEB_HOSTS", value.replace("${RFT_WEB_HOSTS:-}", further))
+        assert configured_hosts() == {own, further} - {""}
 
 
 def test_containers_with_shared_process_ids_have_one_host_name() -> None:

@@ -4,10 +4,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from scripts.lock import RUNTIME, read_pins
+from scripts.lock import GPU, RUNTIME, read_pins
 from tests.deploy.files import DEPLOY, REPOSITORY, text_of_all
 
 
@@ -46,6 +47,19 @@ def test_images_with_cuda_have_a_compiler() -> None:
             ["bash", "-c", script], env=os.environ | {"TORCH_INDEX_URL": index}, capture_output=True, text=True
         )
         assert (install in done.stdout) is compiler, (done.stdout, done.stderr)
+
+
+def test_the_image_of_the_cluster_is_built_on_cuda() -> None:
+    dockerfile = (DEPLOY / "kubernetes-cluster" / "Dockerfile").read_text()
+    assert "torch" not in {pin.name for pin in read_pins(GPU.read_text())}, "so its base decides which build it has"
+    (check,) = re.findall(r'^RUN /opt/rft/bin/python -c "(.*)"$', dockerfile, re.MULTILINE)
+    for version, status in (("None", 1), ("'13.0'", 0)):
+        fake = f"import sys; from types import SimpleNamespace as N;sys.modules['torch'] = N(version=N(cuda={version}))"
+        done = subprocess.run([sys.executable, "-c", f"{fake}; {check}"], stderr=subprocess.DEVNULL)
+        assert done.returncode == status
+    for text in (dockerfile, (REPOSITORY / "docs" / "kubernetes.md").read_text()):
+        (command,) = re.findall(r"make image (.*)", text)
+        assert "TORCH_INDEX_URL=https://download.pytorch.org/whl/cu" in command
 
 
 def test_the_image_has_the_driver_for_postgres() -> None:

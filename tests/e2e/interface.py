@@ -229,7 +229,8 @@ def running_ui(project: Any, *options: str) -> Iterator[Ui]:
             break
     assert said and "Ctrl-C" in said[-1], "".join(said)
     try:
-        token = next(line.partition("?token=")[2].strip() for line in said if line.startswith("Dagster"))  # as a person
+        token = (project.home / "web_token").read_text().strip()
+        assert token not in "".join(said), "a log of this output would have the token"
         yield Ui(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", token, process)
     finally:
         children = psutil.Process(process.pid).children(recursive=True)

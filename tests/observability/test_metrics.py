@@ -11,6 +11,7 @@ import dagster as dg
 import httpx
 import psutil
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from rft_platform.cluster.local.leases import LEASE_VARIABLE, read_lease, write_lease
@@ -63,6 +64,19 @@ def test_metrics_of_a_project_that_has_not_started(project: Project) -> None:
     }  # fmt: skip
     assert not any(found["rft_scrape_failed"].values())
     assert "rft_engine_up" not in found
+
+
+def test_a_quiet_online_project_waits(project: Project) -> None:
+    publish_round(project, 0)
+    (offline,) = scrape(project)["rft_project_info"]
+    config = yaml.safe_load(project.home.config_file.read_text())
+    config["buffer"] = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    write_text(project.home.config_file, yaml.safe_dump(config))
+    found = scrape(project)
+    (online,) = found["rft_project_info"]
+    column = CATALOGUE["rft_project_info"].labels.index("online")
+    assert (offline[column], online[column]) == ("false", "true")
+    assert found["rft_plan_state"][("waiting",)] == 1
 
 
 def test_rounds_rows_policies_and_scores_are_those_of_the_store(project: Project) -> None:

@@ -1,11 +1,14 @@
 """Messages as clients send them, templates given by file or text."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rft_platform.common.errors import UserError
+from rft_platform.inference.vllm_engine.openai_wire import checked_request
 from rft_platform.openai_api.messages import normalised
+from rft_platform.openai_api.schema import CHAT
 from rft_platform.openai_api.templates import ChatTemplate, load_template
 from rft_platform.openai_api.tokenizer import PolicyTokenizer, end_ids
 
@@ -24,6 +27,14 @@ def tokenizer(tiny_model: Path) -> PolicyTokenizer:
 def test_content_becomes_text(content: object, text: str) -> None:
     assert normalised({"role": "user", "content": content})["content"] == text
     assert normalised({"role": "user"})["content"] == ""
+
+
+def test_both_engines_read_developer_as_system() -> None:
+    sent, known = ({"role": role, "content": "rules"} for role in ("developer", "system"))
+    assert normalised(sent) == normalised(known) == known
+    passed_on = checked_request(CHAT, json.dumps({"messages": [sent]}).encode(), max_model_len=64)
+    assert json.loads(passed_on.body)["messages"] == [known]
+    assert sent["role"] == "developer"  # the caller's own is not touched
 
 
 @pytest.mark.parametrize("content", [5, {"type": "text"}, ["a"], [{"type": "image_url"}]])

@@ -10,7 +10,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from rft_platform.web_guard.asgi import WebGuard
+from rft_platform.web_guard.asgi import WebGuard, set_cookie
 
 TOKEN = "correct-horse-battery"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -74,6 +74,14 @@ def test_the_link_is_exchanged_for_a_cookie(served: Served) -> None:
     assert page.headers["x-frame-options"] == "SAMEORIGIN"
     elsewhere = served.client.get(f"http://127.0.0.1:3000//evil.example/?token={TOKEN}")
     assert elsewhere.headers["location"] == "/evil.example/"
+
+
+@pytest.mark.parametrize("foreign", ['prefs={"a": 1, "b": [2]}', "name=two words", "flag", 'a="\x01', "=", "a=b=c"])
+def test_cookies_of_other_servers_do_not_hide_ours(served: Served, foreign: str) -> None:
+    ours = set_cookie(TOKEN, secure=False).partition(";")[0]
+    for cookie in (f"{foreign}; {ours}", f"{ours};{foreign}"):
+        assert served.client.get("/", headers={"cookie": cookie}).text == "served"
+    assert served.client.get("/", headers={"cookie": f"{foreign}; {ours}x"}).status_code == 401
 
 
 def test_a_browser_without_the_cookie_gets_a_page_to_sign_in(served: Served) -> None:

@@ -72,7 +72,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
     from rft_platform.cluster.local.supervisor import serving
     from rft_platform.cluster.this_process import terminable
-    from rft_platform.run.console import notes, output, print_unmasked
+    from rft_platform.run.console import notes, output, print_links
     from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
@@ -81,10 +81,10 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     try:
         services = [server.service for server in servers if server.service is not None]
         with terminable(), serving(home.own_servers, services) as supervisor:
+            links: list[tuple[str, str]] = []
             for server in servers:
-                print_unmasked(server.name, server.url)
-                for what, page in server.pages.items():
-                    print_unmasked(f"  {what}", page)
+                links += [(server.name, server.url), *((f"  {what}", page) for what, page in server.pages.items())]
+            print_links(links, home.web_token)
             if sensors_of is not None:
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
@@ -158,7 +158,7 @@ def view(
     from rft_platform.cluster.this_process import terminable
     from rft_platform.config.home import Home
     from rft_platform.online.project import open_project
-    from rft_platform.run.console import output, print_unmasked
+    from rft_platform.run.console import output, print_links
     from rft_platform.run.start import use_home
     from rft_platform.servers.ports import Port, check_ports
     from rft_platform.servers.viewer.app import serve_view
@@ -173,7 +173,7 @@ def view(
     try:
         with terminable(), _listening(host, port):
             link = sign_in_url(f"http://{host}:{port}", token)
-            serve_view(home, host, port, token, lambda: print_unmasked("view", link))
+            serve_view(home, host, port, token, lambda: print_links([("view", link)], home.web_token))
     except KeyboardInterrupt:
         pass
     output().print("stopped")

@@ -27,6 +27,7 @@ class Machine:
     gpus: int  # CUDA devices
     gpu_bytes: int | None = None  # memory of the smallest GPU; None: unknown, and the memory is not checked
     compiler: bool = True  # whether there is a C compiler
+    trains: bool = True  # whether runs train here; False: a run launcher starts them on other machines
 
     @classmethod
     def here(cls) -> "Machine":
@@ -63,7 +64,7 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
     if config.mode != "train":
         yield from _engine_problems(config, cpus, gpus)
     if config.mode in ("both", "train", "colocate"):
-        yield from _trainer_problems(config, cpus, gpus)
+        yield from _trainer_problems(config, machine)
         yield from _saving_problems(run)
         yield from _placement_problems(config, gpus)
     yield from map(error, memory_problems(run, gpus, machine.gpu_bytes))
@@ -285,12 +286,19 @@ def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[Finding]:
         )
 
 
-def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
-    devices, kind = (gpu_count, "GPUs") if gpu_count else (cpu_count, "processors")
+def _trainer_problems(config: RftConfig, machine: Machine) -> Iterator[Finding]:
+    devices, kind = (machine.gpus, "GPUs") if machine.gpus else (machine.cpus, "processors")
+    found = []
     if (ranks := config.trainer.nproc) > devices:
-        yield error(f"trainer.nproc {ranks}: this machine has {devices} {kind}; set it to {devices} or less")
-    if config.trainer.cpu_offload and not gpu_count:
-        yield error("trainer.cpu_offload moves parameters off the GPU, and there is no GPU here: set it to false")
+        found.append((f"trainer.nproc {ranks}: this machine has {devices} {kind}", f"set it to {devices} or less"))
+    if config.trainer.cpu_offload and not machine.gpus:
+        text = "trainer.cpu_offload moves parameters off the GPU, and there is no GPU here"
+        found.append((text, "set it to false"))
+    for problem, remedy in found:
+        if machine.trains:
+            yield error(f"{problem}; {remedy}")
+        else:
+            yield warning(f"{problem}; runs need it where the run_launcher of dagster.yaml starts them")
 
 
 def _saving_problems(run: RunSettings) -> Iterator[Finding]:

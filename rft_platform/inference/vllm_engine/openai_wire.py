@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rft_platform.common import json_codec
 from rft_platform.openai_api.errors import TOO_LONG, ApiError, error_body, invalid_fields, says_too_long
-from rft_platform.openai_api.messages import prompts_of, text_of
+from rft_platform.openai_api.messages import prompts_of, text_of, with_known_role
 from rft_platform.openai_api.schema import CHAT, COMPLETIONS, ChatBody, CompletionBody, SamplingBody
 from rft_platform.openai_api.tokenizer import check_text
 
@@ -67,8 +67,8 @@ def checked_request(
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Convert a message to vLLM's schema: text content, and tool calls with their type."""
-    normal = {**message, "content": text_of(message.get("content"))}
+    """Convert a message to vLLM's schema: a known role, text content, and tool calls with their type."""
+    normal = {**with_known_role(message), "content": text_of(message.get("content"))}
     if message.get("tool_calls"):
         normal["tool_calls"] = [{"type": "function", **call} for call in message["tool_calls"]]
     return normal

@@ -18,7 +18,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Kind, meaning and label names of a metric."""
+    """Kind, meaning and label names of a metric. Prometheus itself sets the labels ``job`` and ``instance``."""
 
     kind: Literal["gauge", "counter"]
     meaning: str
@@ -27,7 +27,9 @@ class Entry:
 
 CATALOGUE: Mapping[str, Entry] = {
     "rft_project_info": Entry(
-        "gauge", "constant 1; its labels name the project", ("project", "name", "mode", "version")
+        "gauge",
+        "constant 1; its labels name the project; online is true or false",
+        ("project", "name", "mode", "online", "version"),
     ),
     "rft_rounds_budget": Entry("gauge", "rounds of the whole run"),
     "rft_rounds_done": Entry("gauge", "rounds trained, served and evaluated, counted from the first without a gap"),
@@ -44,7 +46,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "rft_plan_state": Entry(
         "gauge", "1 for the plan's state: launching, running, waiting, finished, failed", ("state",)
     ),
-    "rft_failed_runs": Entry("gauge", "failed Dagster runs whose records are kept", ("job", "fault")),
+    "rft_failed_runs": Entry("gauge", "failed Dagster runs whose records are kept", ("dagster_job", "fault")),
     "rft_evaluation_round": Entry("gauge", "newest round with an evaluation on held-out tasks"),
     "rft_evaluation_score": Entry("gauge", "its score: sampled_pass, greedy_pass (0 to 1)", ("score",)),
     "rft_reward_mean": Entry("gauge", "mean reward of the newest judged round"),
