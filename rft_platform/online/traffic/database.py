@@ -45,6 +45,8 @@ _BUSY_TIMEOUT_MS = 30_000
 _FILE = "rft_file"  # key in a connection's record: device and inode of the database file
 _READS = "rft_reads"  # execution option that marks transactions that only read
 _MIGRATION_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process migrates at a time
+#: Not Alembic's default name: Dagster and MLflow use that, and may have their tables in the same Postgres database.
+VERSION_TABLE = "traffic_schema_version"
 
 
 NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows automatically in INTEGER columns only

@@ -484,8 +484,11 @@ def damaged_notes(store: ExperienceStore, number: int) -> Iterator[DamagedFile |
 
 
 def all_figures(part: Explored | Judged) -> dict[str, Any]:
-    """A part with all its figures by name, for people and metrics; without what was not measured."""
-    values = {name: value for name, value in asdict(part).items() if value is not None}
+    """A part with all its figures by name, for people and metrics.
+
+    Left out is what was not measured, and the times of other judgements, which have a judge's digest for a name.
+    """
+    values = {name: value for name, value in asdict(part).items() if value is not None and name != "judge_seconds"}
     figures: dict[str, Any] = values.pop("figures")
     return values | figures
 
