@@ -40,7 +40,7 @@ def normalised(message: Message) -> Message:
 
 
 def with_known_role(message: Message) -> Message:
-    """The message with a role that chat templates know: system, the older name of developer."""
+    """The message with a role that chat templates know: they call system what clients may call developer."""
     return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 

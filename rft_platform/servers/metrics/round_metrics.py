@@ -25,7 +25,7 @@ def plan_samples(project: Project, launches: Launches) -> Iterator[Sample]:
     """Budget, frontier, running phases and the plan's state."""
     config, state = project.config, observe(project, launches)
     plan, running = plan_next(state), {kind for kind, _ in launches.running}
-    online = "true" if config.online else "false"
+    online = "false" if project.traffic is None else "true"
     yield Sample("rft_project_info", 1, (config.project, config.name, config.mode, online, rft_platform.__version__))
     yield Sample("rft_rounds_budget", state.rounds_budget)
     yield Sample("rft_rounds_done", _leading(state, "sync"))
