@@ -17,7 +17,6 @@ MENTION = re.compile(
 OTHERS = {
     "inference/pool/engine_pool.py": "of the weights",
     "inference/vllm_engine/versions.py": "of vLLM",
-    "openai_api/responses.py": "of a role of OpenAI",
 }
 
 
