@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 
@@ -22,7 +23,7 @@ from rft_platform.experience.maintenance import retire_round
 from rft_platform.experience.record import row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.online.project import open_project
-from rft_platform.rounds.project.record import Policy, publish
+from rft_platform.rounds.project.record import Judged, Policy, publish, write
 from rft_platform.servers.viewer import queries
 from rft_platform.servers.viewer.app import _calls, _task_page, new_messages, pieces, serve_view, token_texts, view_app
 from rft_platform.servers.viewer.queries import (
@@ -201,7 +202,7 @@ def test_the_runs_of_a_task_under_a_policy(store: ExperienceStore, monkeypatch: 
     assert versions_of_task(store, "task-0", [1, 2]) == [4, 8] and versions_of_task(store, "other", [1, 2]) == []
     found = runs_of_task(store, "task-0", [1, 2], 8)
     assert [(run["policy_version"], run["calls"]) for run in found.rows] == [(8, 2), (8, 1)]
-    assert [run["prompt"]["content"] for run in found.rows] == ["Größe 0?"] * 2
+    assert [run["prompt"] for run in found.rows] == ["Größe 0?"] * 2
     assert [run["answer"]["content"] for run in found.rows] == [f"Yes {SCRIPT}", "1"]
     assert (found.total, found.more) == (2, False)
     monkeypatch.setattr(queries, "MOST_OF_TASK", 1)
@@ -245,6 +246,26 @@ def test_the_task_of_a_run_of_an_earlier_round_has_a_link_that_works(
             assert link is not None
             assert client.get(link[1]).status_code == 200, link[1]
         assert '"/tasks/another"' in client.get("/runs").text
+
+
+def test_ids_of_production_traffic_have_pages(home: Home, store: ExperienceStore) -> None:
+    rows = rollouts(1, 2, round=3, policy_version=12, task_id="shop/task")
+    for row in rows:
+        row.run_id = f"online/{row.task_id}/{row.run_id}"
+    store.write_rollouts(3, 0, rows)
+    store.write_judged(3, "v1", judged(rows, "v1"))
+    write(store, 3, Judged("v1", True, len(rows), 0.5))
+    client = TestClient(view_app(home))
+    for page in ("/", "/runs"):
+        links = re.findall(r'"(/(?:runs/3|tasks)/[^"]*)"', client.get(page).text)
+        assert {link.split("/")[1] for link in links} == {"runs", "tasks"}
+        assert {client.get(link).status_code for link in links} == {200}, links
+
+
+def test_a_run_without_messages_is_on_the_page_of_its_task(home: Home, store: ExperienceStore) -> None:
+    store.write_rollouts(3, 0, rollouts(1, 1, round=3, policy_version=12, task_id="erased", messages=[]))
+    page = TestClient(view_app(home)).get("/tasks/erased")
+    assert page.status_code == 200 and "1 runs" in page.text and "None" not in page.text
 
 
 def test_a_search_says_which_rounds_were_retired(url: str, store: ExperienceStore) -> None:

@@ -150,11 +150,11 @@ def view_app(home: Home) -> FastAPI:
     async def runs(request: Request) -> Response:
         return await asyncio.to_thread(_runs_page, home, dict(request.query_params))
 
-    @app.get("/runs/{number}/{run_id}")
+    @app.get("/runs/{number}/{run_id:path}")
     async def run(number: int, run_id: str, colour: str = "logprob") -> Response:
         return await asyncio.to_thread(_run_page, home, number, run_id, colour)
 
-    @app.get("/tasks/{task_id}")
+    @app.get("/tasks/{task_id:path}")
     async def task(task_id: str, rounds: str = "", one: int | None = None, other: int | None = None) -> Response:
         return await asyncio.to_thread(_task_page, home, task_id, rounds, one, other)
 

@@ -159,8 +159,8 @@ def versions_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int]
 
 
 def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int], version: int) -> Runs:
-    """The runs of a task under a policy version, ``MOST_OF_TASK`` at most, with the last message that the first call
-    got (``prompt``) and the last response (``answer``).
+    """The runs of a task under a policy version, ``MOST_OF_TASK`` at most, with the user's last message in the first
+    call (``prompt``) and the last response (``answer``).
     """
     query = _RUNS.format(
         where="WHERE r.task_id = ?", having="HAVING max(r.policy_version) = ?", order="r.round, run_id",
@@ -171,7 +171,7 @@ def runs_of_task(store: ExperienceStore, task_id: str, rounds: Sequence[int], ve
         shown = rows[:MOST_OF_TASK]
         texts = dicts(connection.execute(_ANSWERS, [[row["run_id"] for row in shown]])) if shown else []
     read = {
-        each["run_id"]: {"prompt": json.loads(each["messages"])[-1], "answer": json.loads(each["response"])}
+        each["run_id"]: {"prompt": prompt_of(each["messages"]), "answer": json.loads(each["response"])}
         for each in texts
     }
     return Runs([{**row, **read[row["run_id"]]} for row in shown], len(rows) > len(shown), list(rounds))
