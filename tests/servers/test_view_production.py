@@ -67,6 +67,7 @@ def test_fields_that_are_not_valid_and_projects_without_traffic_are_refused(home
     write_text(offline.config_file, yaml.safe_dump({"model": {"model_path": "m"}, "buffer": {"explorer_input": {
         "taskset": {"path": "t.jsonl"}}}}))  # fmt: skip
     client = TestClient(view_app(offline))
+    assert TestClient(view_app(home)).get(f"/production?version={10**20}").status_code == 200
     assert client.get("/production").status_code == 400 and "/production" not in client.get("/").text
 
 

@@ -47,8 +47,13 @@ def call_search(given: dict[str, str]) -> CallSearch:
     key = given.get("key", "")
     return CallSearch(
         given.get("metric", "") or REWARD, field(given, "least", float), field(given, "most", float),
-        given.get("tag", "").strip(), field(given, "version", int), key or None, since, until,
+        given.get("tag", "").strip(), field(given, "version", _version), key or None, since, until,
     )  # fmt: skip
+
+
+def _version(text: str) -> int:
+    """A policy version, limited to 64 bits, which a database takes; no version is that large."""
+    return min(max(int(text), -1), 2**63 - 1)
 
 
 def _seconds(text: str) -> float:
