@@ -66,9 +66,7 @@ class ReleaseController:
 
     def find_engine(self) -> ServedEngine:
         """Find or start the serving engine, and deploy the version that should serve."""
-        self._base = None
-        self._deployed = None
-        return self._deploy_base(self._store.running())
+        return self._deploy_base(self._store.running(), find=True)
 
     def run(self, router: Router, stop: threading.Event) -> None:
         """Repeat ``step`` until ``stop`` is set."""
@@ -85,7 +83,8 @@ class ReleaseController:
     def step(self, router: Router) -> None:
         """Deploy and route once as the newest decisions say."""
         running = self._store.running()
-        if self._deployed is None or self._is_due(running):
+        deployed = self._deployed  # another thread may change it
+        if deployed is None or self._is_due(running, *deployed):
             router.base = self._deploy_base(running)
         if running is None:
             router.release = None
@@ -103,10 +102,8 @@ class ReleaseController:
             if status != "running":
                 LOG.info("%s %d of version %d: %s", running.kind, running.number, running.candidate_version, status)
 
-    def _is_due(self, running: Release | None) -> bool:
+    def _is_due(self, running: Release | None, version: int, looked_at: float) -> bool:
         """Whether the engine must change, or its last status request is older than ``_STATUS_S``."""
-        assert self._deployed is not None
-        version, looked_at = self._deployed
         policy = self._policy(running)
         return time.monotonic() - looked_at > _STATUS_S or (policy is not None and policy.policy_version != version)
 
@@ -120,11 +117,12 @@ class ReleaseController:
             raise StorageError(f"policy version {version} was chosen to serve, and no round has published it")
         return policy
 
-    def _deploy_base(self, running: Release | None) -> ServedEngine:
+    def _deploy_base(self, running: Release | None, *, find: bool = False) -> ServedEngine:
         with self._deploying:
-            if self._base is None:
-                self._base = self.engine_starts.attempt(lambda: self._connect_base(self._project))
-            engine, policy = self._base, self._policy(running)
+            if find:
+                self._base = self._deployed = None
+            engine = self._base or self.engine_starts.attempt(lambda: self._connect_base(self._project))
+            self._base, policy = engine, self._policy(running)
             if policy is not None and not self._is_newer_on_purpose(engine, policy):
                 deploy(engine, policy, self._least_serving)
             status = engine.status()

@@ -1,5 +1,6 @@
 """The controller of releases with engines that are simulated: what it deploys, and when."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,34 @@ def test_a_lost_engine_is_found_again(tmp_path) -> None:
         world.controller.step(router)
     world.base = SimulatedEngine()
     assert world.controller.find_engine().status.policy_version == 1
+
+
+def test_an_engine_may_be_lost_while_a_step_decides(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    router = world.start()
+    is_due = world.controller._is_due
+
+    def lost(*arguments: Any) -> bool:
+        world.base.lost = True
+        with pytest.raises(EngineError):
+            world.controller.find_engine()
+        return is_due(*arguments)
+
+    monkeypatch.setattr(world.controller, "_is_due", lost)
+    world.controller.step(router)
+    assert router.base.status.policy_version == 0
+
+
+def test_a_search_for_an_engine_waits_for_a_deployment(tmp_path) -> None:
+    world = World(tmp_path)
+    world.start()
+    finding = threading.Thread(target=world.controller.find_engine)
+    with world.controller._deploying:
+        finding.start()
+        finding.join(0.2)
+        assert world.controller._base is world.base
+    finding.join()
+    assert world.connected == ["base", "base"]
 
 
 def test_a_chosen_version_that_is_gone_is_an_error(tmp_path) -> None:
