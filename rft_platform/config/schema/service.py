@@ -127,7 +127,8 @@ class Service(Section):
     commit_interval_s: PositiveFloat | None = None
     """Seconds between commits that the service makes itself. null: only clients commit."""
     retention_days: PositiveFloat = 7.0
-    """Days until the text of a call without feedback is erased."""
+    """Days until the text of a call without a reward, or in the state `untrainable` or `stale`, is erased; calls with a
+    correction stay."""
     most_waiting: NonNegativeInt = 10_000
     """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""
     max_body_mib: PositiveFloat = Field(default=4.0, le=32)
