@@ -57,7 +57,7 @@ def tenants_from_environment() -> dict[str, str]:
     return tenants
 
 
-def serve(project: Project, what_is_next: Callable[[Project], str]) -> None:
+def serve(project: Project, what_is_next: Callable[[Project], Sequence[str]]) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises UserError if the address is not loopback and no API keys are set.
 
     ``what_is_next`` describes what the project launches next, for the status page.
@@ -111,7 +111,7 @@ class _Service:
             most_choices=settings.most_choices, most_bytes=self._most_bytes,
         )  # fmt: skip
 
-    def app(self, what_is_next: Callable[[Project], str]) -> Any:
+    def app(self, what_is_next: Callable[[Project], Sequence[str]]) -> Any:
         """Gateway, release routes and pages as one application."""
         progress = ProjectProgress(self._project, what_is_next, self._problems)
         preferences = PreferenceStore(traffic_database(self._project), redaction=self._redaction)
@@ -174,7 +174,7 @@ def redaction_of(project: Project) -> Redaction:
 
 
 def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
-    """Until ``stop`` is set: erase old calls without feedback, and commit if the configuration says so."""
+    """Until ``stop`` is set: erase old calls that are not trained on, and commit if the configuration says so."""
     service, erasure = project.config.service, TrafficErasure(traffic_database(project))
     while not stop.wait(service.commit_interval_s or _UPKEEP_S):
         steps: list[Callable[[], object]] = [lambda: erasure.expire(service.retention_days * 86_400)]

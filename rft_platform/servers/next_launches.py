@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 
-def what_is_next(project: "Project") -> str:
-    """The launches as text: what is running, what starts next, what the project waits for, or what failed."""
+def what_is_next(project: "Project") -> list[str]:
+    """The launches as sentences: what is running, what starts next, what the project waits for, or what failed."""
     from rft_platform.jobs.driver_lock import driver_is_running
     from rft_platform.rounds.planning.plan import plan_next
     from rft_platform.rounds.planning.project_state import observe
@@ -18,15 +18,15 @@ def what_is_next(project: "Project") -> str:
     recorded, is_driven = _known_launches(project), driver_is_running(project.home)
     cut = [] if is_driven else sorted(recorded.interrupted)
     start = "starting policy" if project.config.warm_start is None else "warm start"
-    text = describe_plan(
+    described = describe_plan(
         plan_next(observe(project, replace(recorded, running=recorded.running - set(cut)))),
         1 if project.config.mode == "bench" else project.rounds_budget,
         start,
     )
     if cut:
         names = ", ".join(_launch_name(*launch, start) for launch in cut)
-        text = f"interrupted: {names} (its process has ended); `rft run` continues it; {text}"
-    return f"`rft run` or `rft demo` is driving this project; {text}" if is_driven else text
+        return [f"interrupted: {names} (its process has ended)", "`rft run` continues it", *described]
+    return ["`rft run` or `rft demo` is driving this project", *described] if is_driven else described
 
 
 def _known_launches(project: "Project") -> "Launches":
@@ -42,14 +42,14 @@ def _known_launches(project: "Project") -> "Launches":
         return launches(instance)
 
 
-def describe_plan(plan: "Plan", rounds_budget: int, start: str = "warm start") -> str:
-    """Describe a plan in one line; ``start`` is the name of the launch that makes round 0."""
+def describe_plan(plan: "Plan", rounds_budget: int, start: str = "warm start") -> list[str]:
+    """Describe a plan in sentences; ``start`` is the name of the launch that makes round 0."""
     if plan.finished:
-        return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
+        done = f"all {rounds_budget} rounds are done" if rounds_budget > 1 else "its round is done"
+        return [f"finished: {done}"]
     if plan.failed:
-        return f"failed: {plan.failed}"
-    launches = [f"next: {_launch_name(action.kind, action.round, start)}" for action in plan.actions]
-    return "; ".join([*launches, *plan.waiting])
+        return [f"failed: {plan.failed}"]
+    return [*(f"next: {_launch_name(action.kind, action.round, start)}" for action in plan.actions), *plan.waiting]
 
 
 def _launch_name(kind: str, number: int, start: str) -> str:

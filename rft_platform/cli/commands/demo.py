@@ -254,4 +254,4 @@ def _opening(project: "Project") -> str:
 
     if not project.store.rounds():
         return f"{project.rounds_budget} rounds start in {project.home.root}"
-    return f"The project continues in {project.home.root}; {what_is_next(project)}"
+    return f"The project continues in {project.home.root}; {'; '.join(what_is_next(project))}"

@@ -33,7 +33,7 @@ def rounds(
         print_json(
             {
                 "rounds": [line.to_json() for line in round_lines(project, last or 0)],
-                "next": what_is_next(project),
+                "next": "; ".join(what_is_next(project)),
                 "pinned": pinned_version(project),
             }
         )

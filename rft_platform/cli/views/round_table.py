@@ -51,7 +51,7 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
     for hint in (*champion_notes(project, lines), refusal_hint(project), pinned_version(project)):
         if hint:
             console.print(hint, markup=False, soft_wrap=True)
-    console.print(what_is_next(project), markup=False, soft_wrap=True)
+    console.print("; ".join(what_is_next(project)), markup=False, soft_wrap=True)
 
 
 def rounds_table(lines: Sequence[RoundLine]) -> "Table":

@@ -66,7 +66,7 @@ class ProjectProgress:
     def __init__(
         self,
         project: Project,
-        what_is_next: Callable[[Project], str],
+        what_is_next: Callable[[Project], Sequence[str]],
         problems: Callable[[], Sequence[str | None]] = tuple,
     ) -> None:
         """``problems``: of the service's own threads; None for a thread without one."""
@@ -91,7 +91,7 @@ class ProjectProgress:
         if self._project.config.mode == "serve":
             return Progress(last_round(self._project), ("this process serves; the training runs in mode train",))
         try:
-            lines = tuple(self._what_is_next(self._project).split("; "))
+            lines = tuple(self._what_is_next(self._project))
         except Exception as error:
             LOG.warning("the plan of the project cannot be read: %s", error)
             lines = (f"the plan cannot be read: {error}",)

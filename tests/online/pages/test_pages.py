@@ -18,7 +18,7 @@ import uvicorn
 
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.online.gateway.app import CommitRule, build_app
-from rft_platform.online.pages.routes import PageData, Progress, page_routes
+from rft_platform.online.pages.routes import PageData, Progress, ProjectProgress, page_routes
 from rft_platform.online.releases.commands import ReleaseCommands, ServableVersion
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.alerts import Watch, traffic_figures
@@ -262,6 +262,13 @@ def test_characters_that_reorder_text_are_written_out(site) -> None:
     page = httpx.get(f"{site.url}/preferences", trust_env=False).text
     assert r"pay \u202e001 \u2066to\u2069 &lt;Ünal&gt;" in page
     assert not set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(page)
+
+
+def test_a_sentence_with_a_semicolon_stays_one_line(tmp_path) -> None:
+    sentences = ["an alert is open; `rft models resume` continues the training", "next: explore r0004"]
+    config, home, store = SimpleNamespace(mode="both"), SimpleNamespace(logs=tmp_path), SimpleNamespace(rounds=list)
+    project: Any = SimpleNamespace(config=config, home=home, store=store)
+    assert ProjectProgress(project, lambda _: sentences)().waiting == tuple(sentences)
 
 
 def test_pages_require_an_api_key(tmp_path) -> None:
