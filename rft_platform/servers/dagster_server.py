@@ -13,11 +13,15 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from rft_platform.cluster.local.service_process import end_with_starter
 from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
 from rft_platform.model_registry.pages import ADDRESS, MLFLOW_PATH
-from rft_platform.web_guard.asgi import App, Receive, Scope, Send, WebGuard
+from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.checks import LOOPBACK_HOSTS
 from rft_platform.web_guard.token import access_token
 
@@ -70,19 +74,17 @@ class MlflowRedirect:
     Browsers keep the part of the address after ``#``, which names the page in MLflow.
     """
 
-    app: App
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
         if scope["type"] != "http" or scope["path"].rstrip("/") != scope.get("root_path", "") + MLFLOW_PATH:
             await self.app(scope, receive, send)
             return
-        address, headers = os.environ.get(ADDRESS, ""), dict(scope["headers"])
-        if address:
-            target = _as_reached(address, headers.get(b"host", b"").decode("latin-1"))
-            await _answer(send, 302, "", (b"location", target.encode()))
-        else:
-            await _answer(send, 404, _NOWHERE)
+        answer: Response = PlainTextResponse(_NOWHERE, 404)
+        if address := os.environ.get(ADDRESS):
+            answer = RedirectResponse(_as_reached(address, Headers(scope=scope).get("host", "")), 302)
+        await answer(scope, receive, send)
 
 
 def _as_reached(address: str, host: str) -> str:
@@ -92,13 +94,6 @@ def _as_reached(address: str, host: str) -> str:
         name = f"[{own}]" if ":" in str(own) else str(own)
         parts = parts._replace(netloc=name if parts.port is None else f"{name}:{parts.port}")
     return urlunsplit(parts._replace(path=parts.path or "/"))
-
-
-async def _answer(send: Send, status: int, text: str, *more: tuple[bytes, bytes]) -> None:
-    body = text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
@@ -22,7 +23,7 @@ from rft_platform.inference.serving.request_body import read_body
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.traces.readers.base import UNREADABLE
 from rft_platform.traces.received import ReceivedSpans
-from rft_platform.web_guard.asgi import App, WebGuard
+from rft_platform.web_guard.asgi import WebGuard
 
 MAX_REQUEST_BYTES = 16 << 20  #: of a request, also after it is decompressed
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
@@ -32,7 +33,7 @@ _GRACE_S = 5
 _log = logging.getLogger(__name__)
 
 
-def receiver_app(home: Home, token: str, redaction: Redaction) -> App:
+def receiver_app(home: Home, token: str, redaction: Redaction) -> ASGIApp:
     """An ASGI application with the paths ``/v1/traces`` and ``/v1/logs``, which need ``token``, and ``/healthz``."""
     received = ReceivedSpans(home)
 

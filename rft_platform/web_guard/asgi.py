@@ -5,12 +5,14 @@ A browser signs in by a link with the token, which a cookie replaces.
 
 import hashlib
 import hmac
-import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rft_platform.web_guard.checks import (
     Refused,
@@ -22,19 +24,14 @@ from rft_platform.web_guard.checks import (
     tokens_match,
 )
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 TOKEN_PARAMETER = "token"  #: of a query string
 HOW = (
     "Open the link that the server's command printed (`rft ui`), or send `Authorization: Bearer TOKEN` "
     "with the value of RFT_WEB_TOKEN or the content of RFT_HOME/web_token."
 )
 #: Headers of all pages, those of guarded applications included: foreign pages must not frame them.
-_HEADERS = ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff"))
-_PAGE_POLICY = b"default-src 'none'; form-action 'self'; frame-ancestors 'none'"
+_HEADERS = {"x-frame-options": "SAMEORIGIN", "x-content-type-options": "nosniff"}
+_PAGE_POLICY = "default-src 'none'; form-action 'self'; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class WebGuard:
     then accepts only JSON by POST.
     """
 
-    app: App
+    app: ASGIApp
     token: str
     public: Collection[str] = ()
     graphql: str | None = None
@@ -64,12 +61,17 @@ class WebGuard:
         try:
             signed_in = self._authorise(method, scope, headers)
         except Refused as refusal:
-            await _refuse(scope, headers, refusal, send)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)[:100]})
+            else:
+                await _refusal(scope, headers, refusal)(scope, receive, _with_headers(send))
             return
-        if signed_in is not None:
-            await _redirect(signed_in, set_cookie(self.token, scope.get("scheme") == "https"), send)
-        else:
+        if signed_in is None:
             await self.app(scope, receive, _with_headers(send))
+            return
+        cookie = set_cookie(self.token, scope.get("scheme") == "https")
+        sent = {"cache-control": "no-store", "referrer-policy": "no-referrer", "set-cookie": cookie}
+        await RedirectResponse(signed_in, 303, sent)(scope, receive, _with_headers(send))
 
     def _authorise(self, method: str, scope: Scope, headers: Mapping[str, str]) -> str | None:
         """Raise Refused, or return the path to redirect to if the token was in the query string, else None."""
@@ -102,44 +104,23 @@ def _local_path(scope: Scope) -> str:
 
 
 def _with_headers(send: Send) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
+    async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", []))
-            names = {name.lower() for name, _ in headers}
-            message["headers"] = [*headers, *(pair for pair in _HEADERS if pair[0] not in names)]
+            message.setdefault("headers", [])
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
 
 
-async def _refuse(scope: Scope, headers: Mapping[str, str], refusal: Refused, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)[:100]})
-    elif refusal.status == 401 and "text/html" in headers.get("accept", ""):
+def _refusal(scope: Scope, headers: Mapping[str, str], refusal: Refused) -> Response:
+    sent = {"cache-control": "no-store"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
+    if refusal.status == 401 and "text/html" in headers.get("accept", ""):
         page = sign_in_page(_local_path(scope), HOW)
-        await _answer(401, b"text/html; charset=utf-8", page, send, (b"content-security-policy", _PAGE_POLICY))
-    else:
-        text = json.dumps({"error": str(refusal)})
-        await _answer(refusal.status, b"application/json", text, send)
-
-
-async def _redirect(location: str, cookie: str, send: Send) -> None:
-    more = ((b"location", location.encode()), (b"set-cookie", cookie.encode()), (b"referrer-policy", b"no-referrer"))
-    await _answer(303, b"text/plain; charset=utf-8", "", send, *more)
-
-
-async def _answer(status: int, content_type: bytes, text: str, send: Send, *more: tuple[bytes, bytes]) -> None:
-    body = text.encode()
-    headers = [
-        (b"content-type", content_type),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-        *((b"www-authenticate", b"Bearer") for _ in range(status == 401)),
-        *_HEADERS,
-        *more,
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        return HTMLResponse(page, 401, {**sent, "content-security-policy": _PAGE_POLICY})
+    return JSONResponse({"error": str(refusal)}, refusal.status, sent)
 
 
 def sign_in_url(url: str, token: str, page: str = "/") -> str:

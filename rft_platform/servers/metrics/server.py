@@ -8,17 +8,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.http_server import serve
 from rft_platform.servers.metrics.prometheus_collector import PlatformCollector
-from rft_platform.web_guard.asgi import App, WebGuard
+from rft_platform.web_guard.asgi import WebGuard
 
 _HEALTH = "/healthz"
 _GRACE_S = 1
 
 
-def metrics_app(home: Home, token: str | None) -> App:
+def metrics_app(home: Home, token: str | None) -> ASGIApp:
     """An ASGI application with the paths ``/metrics`` and ``/healthz``; ``/healthz`` does not read the project.
 
     ``/metrics`` requires ``token``, as a header or as the cookie of the project's other servers; None: no token needed.
