@@ -1,4 +1,4 @@
-"""Run user code in separate daemon threads and asyncio tasks.
+"""Run user code in separate daemon threads and asyncio tasks, and a step of the platform at intervals in a thread.
 
 Blocking code that hangs delays neither other work nor the end of the process. Whatever the code raises, it ends neither
 its event loop nor other code that runs there.
@@ -6,19 +6,23 @@ its event loop nor other code that runs there.
 
 import asyncio
 import contextvars
+import logging
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 #: Seconds in which cancelled user code must end, including its ``finally`` blocks.
 STOP_S = 2.0
+_LONGEST_PAUSE_S = 60.0  # of ``repeating``, after failures
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -41,6 +45,33 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Do nothing; in particular, do not wait."""
+
+
+@contextmanager
+def repeating(step: Callable[[], object], every_s: float, name: str, problem: str) -> Iterator[None]:
+    """Call ``step`` every ``every_s`` seconds during the block, in a thread called ``name``.
+
+    A failure is logged after the words ``problem``, and the step is tried again after longer pauses.
+    """
+    stop = threading.Event()
+
+    def repeat() -> None:
+        wait = every_s
+        while not stop.wait(wait):
+            try:
+                step()
+                wait = every_s
+            except Exception as error:
+                wait = min(2 * wait, _LONGEST_PAUSE_S)
+                LOG.warning("%s and will be retried: %s", problem, error)
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(STOP_S)
 
 
 _THREADS = DaemonThreads("rft-call")

@@ -1,9 +1,12 @@
-"""User code that forks: the child never goes on as if it were the platform."""
+"""User code that forks: the child never goes on as if it were the platform. A repeated step survives failures."""
 
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from rft_platform.common.threads import repeating
 
 SCRIPT = """
 import asyncio, os, sys
@@ -39,3 +42,18 @@ def test_a_forked_child_ends_where_the_user_code_ends(where: str, what: str, cod
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["returned", f"child ended with {code}"]
     assert ("LookupError: in the child" in done.stderr) == (what == "raises")
+
+
+def test_a_repeated_step_is_tried_again_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    attempts, succeeded = [], threading.Event()
+
+    def step() -> None:
+        attempts.append(threading.current_thread().name)
+        if len(attempts) == 1:
+            raise OSError("no network")
+        succeeded.set()
+
+    with repeating(step, 0.01, "step", "the step failed"):
+        assert succeeded.wait(20)
+    assert attempts[0] == "step" and "the step failed and will be retried: no network" in caplog.text
+    assert "step" not in {thread.name for thread in threading.enumerate()}

@@ -18,6 +18,7 @@ from pathlib import Path
 from rft_platform.common.digests import MANIFEST, THINNED, digest_once
 from rft_platform.common.errors import UserError, some
 from rft_platform.common.files import read_json, read_sealed_json, write_json
+from rft_platform.common.threads import repeating
 from rft_platform.config.home import Home
 from rft_platform.experience.file_names import round_key
 from rft_platform.object_store.mirror import removing
@@ -60,6 +61,7 @@ class VersionPublisher:
         """Raises UserError if another home publishes there, or a home with another key."""
         self._project = project
         self._place = place
+        self.url = place.url
         self._stamps: dict[int, list[int]] = {}  # of the notes of published rounds
         self._weights: dict[int, Path] = {}  # of published rounds
         self._own = Owner(home=home_id(project), project=place.name)
@@ -92,17 +94,6 @@ class VersionPublisher:
             self._publish(policy, self._record(policy, number))
             self._weights[number] = Path(policy.folder)
             self._stamps[number] = stamp
-
-    def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set; a failure is logged and tried again."""
-        wait = _STEP_S
-        while not stop.wait(wait):
-            try:
-                self.step()
-                wait = _STEP_S
-            except Exception as error:
-                wait = min(2 * wait, 60.0)
-                LOG.warning("new versions cannot be published at %s and will be retried: %s", self._place.url, error)
 
     def _stamp(self, number: int) -> list[int]:
         """Times of the last changes of a round's record, and of the folder of its weights."""
@@ -173,18 +164,13 @@ def _served_files(folder: Path) -> dict[str, ServedFile]:
 @contextmanager
 def publishing(project: Project) -> Iterator[None]:
     """Publish the project's versions in a thread during the block, if it trains for a service on another host."""
-    publisher, stop = publisher_of(project), threading.Event()
+    publisher = publisher_of(project)
     if publisher is None:
         yield
         return
     publisher.step()
-    thread = threading.Thread(target=publisher.run, args=(stop,), name="publish", daemon=True)
-    thread.start()
-    try:
+    with repeating(publisher.step, _STEP_S, "publish", f"new versions cannot be published at {publisher.url}"):
         yield
-    finally:
-        stop.set()
-        thread.join(_STEP_S)
 
 
 def publisher_of(project: Project) -> VersionPublisher | None:

@@ -10,9 +10,7 @@ host without MLflow; so the process of ``rft serve`` that trains reads the newes
 the alias ``serving``.
 """
 
-import logging
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +21,7 @@ from rft_platform.cluster.local.locks import locked
 from rft_platform.common.digests import THINNED, checkpoint_damage
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
+from rft_platform.common.threads import repeating
 from rft_platform.model_registry.manifests import Manifest, read_manifest
 from rft_platform.model_registry.models import version_tags
 from rft_platform.object_store.mirror import mirror_of
@@ -45,7 +44,6 @@ MODEL = "imported"  #: the registered model is called ``<model name>-imported``
 _NOTE = "version.json"
 _NOT_COPIED = shutil.ignore_patterns("trainer_state")
 _SAME = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers")  # keys of config.json
-LOG = logging.getLogger(__name__)
 _STEP_S = 2.0
 
 
@@ -194,26 +192,10 @@ class ServingAlias:
             registry.of_policy(MODEL).set_serving(version if imported else None)
         self._named = serving
 
-    def run(self, stop: threading.Event) -> None:
-        """Repeat ``step`` until ``stop`` is set; a failure is logged and tried again."""
-        wait = _STEP_S
-        while not stop.wait(wait):
-            try:
-                self.step()
-                wait = _STEP_S
-            except Exception as error:
-                wait = min(2 * wait, 60.0)
-                LOG.warning("MLflow's alias `serving` cannot be set and will be retried: %s", error)
-
 
 @contextmanager
 def naming_the_serving_version(project: Project) -> Iterator[None]:
     """Keep the alias up to date in a thread during the block."""
-    stop = threading.Event()
-    thread = threading.Thread(target=ServingAlias(project).run, args=(stop,), name="serving-alias", daemon=True)
-    thread.start()
-    try:
+    problem = "MLflow's alias `serving` cannot be set"
+    with repeating(ServingAlias(project).step, _STEP_S, "serving-alias", problem):
         yield
-    finally:
-        stop.set()
-        thread.join(_STEP_S)
