@@ -27,7 +27,7 @@ from rft_platform.online.project import open_project as opened
 from rft_platform.online.project import project_in
 from rft_platform.online.releases.commands import MOST_FAILURES, ReleaseCommands, decide
 from rft_platform.online.releases.versions import release_commands
-from rft_platform.online.traffic.alerts import Limits, TrafficFigures, alerts_of
+from rft_platform.online.traffic.alerts import TrafficFigures, alerts_of
 from rft_platform.online.traffic.database import FIRST_IMPORTED
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.project_traffic import traffic_store
@@ -355,7 +355,7 @@ def test_refusals_in_a_row_raise_an_alert_and_a_hint(tmp_path) -> None:
     refused = newest_refused(project)
     assert [policy.round for policy in refused] == [5, 4, 3, 2]
     assert "the 4 newest versions were refused: lower algorithm.optimizer.lr" in (refusal_hint(project) or "")
-    limits = Limits(refused_in_a_row=project.config.service.alerts.refused_in_a_row)
+    limits = project.config.service.alerts
     alerts = alerts_of(TrafficFigures(), limits, len(refused))
     assert alerts["refused_in_a_row"].startswith("versions refused in a row: 4, the limit is 3; lower")
     assert alerts_of(TrafficFigures(), limits, 3) == {}

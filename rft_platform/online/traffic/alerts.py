@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from rft_platform.config.schema.service import Alerts
 from rft_platform.observability.alert_channels import deliver
 from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, readings
 from rft_platform.online.traffic.incoming import QUESTION, TOOL_INVALID
@@ -60,21 +61,7 @@ class TrafficFigures:
         return self.actions[action].mean_reward if action in self.actions else None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the figures; None: no alert."""
-
-    least_calls: int = 50
-    invalid_rate: float | None = None
-    invalid_reward: float | None = None
-    question_rate: float | None = None
-    label_rate: float | None = None  # the only lower limit
-    label_delay_s: float | None = None
-    served_delay_s: float | None = None
-    refused_in_a_row: int | None = None  # does not depend on the number of calls
-
-
-def alerts_of(figures: TrafficFigures, limits: Limits, refused_in_a_row: int = 0) -> dict[str, str]:
+def alerts_of(figures: TrafficFigures, limits: Alerts, refused_in_a_row: int = 0) -> dict[str, str]:
     """The exceeded limits by name, each with a message; while there are too few calls, only that of refused versions.
 
     ``refused_in_a_row``: newest versions that the gate of the evaluation refused, or that were withdrawn later.
@@ -86,7 +73,7 @@ def alerts_of(figures: TrafficFigures, limits: Limits, refused_in_a_row: int = 0
     return {name: text for name, text in found.items() if text}
 
 
-def _exceeded(figures: TrafficFigures, limits: Limits) -> Iterator[tuple[str, str]]:
+def _exceeded(figures: TrafficFigures, limits: Alerts) -> Iterator[tuple[str, str]]:
     invalid, reward = figures.rate(TOOL_INVALID), figures.reward(TOOL_INVALID)
     yield "invalid_rate", _above("invalid tool calls", invalid, limits.invalid_rate, percent=True)
     yield "invalid_reward", _above("mean reward of invalid tool calls", reward, limits.invalid_reward)
@@ -188,8 +175,7 @@ class TrafficWatch:
         self._clock = clock
         self._newest = Watch()
         self._open: set[str] | None = None  # alerts that the database has as begun; None: not read yet
-        self._window_s = project.config.service.alerts.window_s
-        self._limits = Limits(**project.config.service.alerts.model_dump(exclude={"window_s"}))
+        self._limits = project.config.service.alerts
 
     def __call__(self) -> Watch:
         """The newest figures for the status page."""
@@ -206,7 +192,7 @@ class TrafficWatch:
 
     def update(self) -> None:
         """Compute the figures, and report limits that are exceeded now or no longer."""
-        figures = traffic_figures(self._database, self._clock() - self._window_s, self._versions())
+        figures = traffic_figures(self._database, self._clock() - self._limits.window_s, self._versions())
         watch = Watch(
             rows_above_share=len(self._store.next_choice(round_rule(self._project)).above_share),
             figures=figures,
