@@ -44,7 +44,7 @@ _SEEDS = 2**31
 _RETRY_S = 0.5
 _START_S = 30.0  # longest wait for the engine when a service starts again
 _RETRY_AFTER_S = 10  # for clients of a service whose engine does not run yet
-_NO_ENGINE = "http://127.0.0.1/v1"  # nothing is sent to it
+_NO_ENGINE = "http://127.0.0.1/v1"  # requests have this address until ``_to`` gives them that of their engine
 _SERVER_ERROR = 500
 #: Errors of a request whose engine is killed. Sampling has no side effect, so the request may be repeated.
 _LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
@@ -152,8 +152,7 @@ class TrafficApp(RecordingApp):
         """
         self._find_engine = find_engine
         self.router = Router(find_engine() if engine_needed else _found_soon(find_engine))
-        engine_url = _NO_ENGINE if self.router.base is None else self.router.base.base_url
-        super().__init__(engine_url, timeout_s, most_bytes)
+        super().__init__(_NO_ENGINE, timeout_s, most_bytes)
         self._writer = writer
         self._selection = selection
         self._sampling = sampling
@@ -296,8 +295,6 @@ class TrafficApp(RecordingApp):
             self.router.base = await asyncio.to_thread(self._find_engine)
         except Exception as error:
             LOG.warning("the engine cannot be found or started: %s", error)
-            return
-        self.set_engine(self.router.serving().base_url)
 
     def before_sending(self, record: RunRecord, headers: Mapping[str, str]) -> None:
         """Queue the recorded choices of an answer before its last bytes are sent, so that feedback finds the choices.
@@ -392,10 +389,8 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
-    """The request, addressed to an engine: a copy if it is addressed to another one."""
+    """A copy of the request that is addressed to an engine."""
     url = _url(engine.base_url, request.url.path)
-    if url == request.url:
-        return request
     return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
 
 

@@ -155,10 +155,6 @@ class RecordingApp:
         self._most_bytes = most_bytes
         self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
         self._hosts = configured_hosts()
-        self.set_engine(engine_url)
-
-    def set_engine(self, engine_url: str) -> None:
-        """Send requests to this engine from now on."""
         root = engine_url.rstrip("/")
         served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
         self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
