@@ -41,22 +41,19 @@ def check_ports(ports: Sequence[Port]) -> None:
 
 def port_is_free(port: int) -> bool:
     """Whether this port of the loopback interface is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return _bind_error(port) is None
 
 
 def may_listen(port: int) -> bool:
     """Whether this user has the permission to listen on this port."""
+    return not isinstance(_bind_error(port), PermissionError)
+
+
+def _bind_error(port: int) -> OSError | None:
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except PermissionError:
-            return False
-        except OSError:
-            pass
-    return True
+        except OSError as error:
+            return error
+    return None
