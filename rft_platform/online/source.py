@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
@@ -13,18 +12,13 @@ from rft_platform.experience.notes import ASIDE
 from rft_platform.model_registry.run_traces import GivenFeedback
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.releases.versions import policy_of_version, release_commands
-from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, Feedback, FeedbackCall, readings
+from rft_platform.online.traffic.database import FIRST_IMPORTED, Call, Feedback, FeedbackCall, parts, readings
 from rft_platform.online.traffic.demonstrations import collect_demonstrations, experts_of_traffic
 from rft_platform.online.traffic.project_traffic import next_choice, round_rule, traffic_database, traffic_store
 from rft_platform.online.traffic.round_rows import rows_of_traffic
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Demonstrations, Policy
 from rft_platform.rounds.project.traffic_source import TakenRows, WaitingRows
-
-if TYPE_CHECKING:
-    pass
-
-_IDS_A_QUERY = 500
 
 
 class ProductionTraffic:
@@ -93,12 +87,12 @@ class ProductionTraffic:
         """
         found: dict[str, list[GivenFeedback]] = defaultdict(list)
         with readings(traffic_database(self._project))() as session:
-            for start in range(0, len(msg_ids), _IDS_A_QUERY):
+            for part in parts(msg_ids):
                 query = (
                     select(Call.msg_id, Feedback)
                     .join(FeedbackCall, FeedbackCall.number == Call.number)
                     .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
-                    .where(Call.msg_id.in_(msg_ids[start : start + _IDS_A_QUERY]))
+                    .where(Call.msg_id.in_(part))
                     .order_by(Feedback.received_at, Feedback.feedback_id)
                 )
                 for msg_id, each in session.execute(query):

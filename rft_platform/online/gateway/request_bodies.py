@@ -4,7 +4,7 @@ import math
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from rft_platform.online.gateway.proxy import LONGEST_NAME
 from rft_platform.online.traffic.declared_metrics import IMPLICIT, IMPLICIT_ID, REWARD
@@ -15,7 +15,13 @@ _MOST_METRICS = 100  # of one feedback
 _LONGEST_METRIC = 100  # characters, as in the database
 _LONGEST_TEXT = 100_000  # characters of a comment or a correction
 
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+RunId = Annotated[Name, BeforeValidator(_as_text)]
 MetricName = Annotated[str, Field(min_length=1, max_length=_LONGEST_METRIC)]
 Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -65,7 +71,7 @@ class FeedbackRequest(StorableBody):
     choice: int | None = Field(default=None, ge=0, le=_MOST_CHOICES)  # of each answer; None: all choices
     reward: Number | None = None
     task_id: Name | None = None
-    run_id: Name | None = None
+    run_id: RunId | None = None
     conversation_id: Name | None = None
     feedback_id: Name | None = None
     metric: MetricName = REWARD
@@ -84,11 +90,6 @@ class FeedbackRequest(StorableBody):
         if unknown and "msg_ids" not in values and (near := get_close_matches("msg_ids", unknown, n=1)):
             raise ValueError(f"unknown key {near[0]}: did you mean msg_ids?")
         return values
-
-    @field_validator("run_id", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("feedback_id")
     @classmethod
@@ -146,10 +147,5 @@ class CommitRequest(StorableBody):
     model_config = ConfigDict(extra="ignore")
 
     task_id: Name | None = None
-    run_id: Name | None = None
+    run_id: RunId | None = None
     time_threshold: int | None = Field(default=None, ge=0, lt=2**53)  # milliseconds; rows labelled earlier stay
-
-    @field_validator("run_id", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -8,12 +8,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Engine, String, case, cast, func, select
 from sqlalchemy.orm import Session, defer
 
-from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, readings
+from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, parts, readings
 from rft_platform.online.traffic.declared_metrics import REWARD
 from rft_platform.tasks.messages import as_context
 
 MOST_IN_DATASET = 10_000  # calls of a dataset, so that it is made in seconds
-_IDS_A_QUERY = 500
 _COLUMNS = (
     "msg_id", "choice", "recorded_at", "policy_version", "state", "tenant", "tokens", "reward", "model_call",
 )  # fmt: skip
@@ -121,11 +120,11 @@ def _rated(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 def _with_feedback(session: Session, calls: Sequence[Call]) -> list[dict[str, Any]]:
     metrics, tags = defaultdict[int, dict[str, float]](dict), defaultdict[int, dict[str, Any]](dict)
     numbers = [call.number for call in calls]
-    for start in range(0, len(numbers), _IDS_A_QUERY):
+    for part in parts(numbers):
         query = (
             select(FeedbackCall.number, Feedback)
             .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
-            .where(FeedbackCall.number.in_(numbers[start : start + _IDS_A_QUERY]))
+            .where(FeedbackCall.number.in_(part))
             .options(defer(Feedback.request))
             .order_by(Feedback.received_at, Feedback.feedback_id)
         )

@@ -9,10 +9,10 @@ for it). Alembic creates the tables.
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from alembic import command
 from alembic.config import Config
@@ -34,6 +34,7 @@ from rft_platform.common.database_urls import require_driver, with_time_limits
 from rft_platform.common.errors import StorageError, UserError
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "consumed"
 UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
@@ -44,6 +45,7 @@ MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's 
 _BUSY_TIMEOUT_MS = 30_000
 _FILE = "rft_file"  # key in a connection's record: device and inode of the database file
 _READS = "rft_reads"  # execution option that marks transactions that only read
+_MOST_IN_QUERY = 500
 _MIGRATION_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process migrates at a time
 #: Not Alembic's default name: Dagster and MLflow use that, and may have their tables in the same Postgres database.
 VERSION_TABLE = "traffic_schema_version"
@@ -282,6 +284,11 @@ def readings(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
     No other transaction waits for it either.
     """
     return sessionmaker(engine.execution_options(**{_READS: True}), expire_on_commit=False).begin
+
+
+def parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The values in parts that are small enough for the condition ``IN`` of one query."""
+    return (values[start : start + _MOST_IN_QUERY] for start in range(0, len(values), _MOST_IN_QUERY))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.object_store.mirror import removing
-from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, readings, transactions
+from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, parts, readings, transactions
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Demonstrations, read, write
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rft_platform.training.data.conversations import Turn
 
 
-_IDS_A_QUERY = 500
 _HAS_CORRECTION = (Feedback.correction.is_not(None), Feedback.correction != "")
 LOG = logging.getLogger(__name__)
 FILE = "demonstrations.parquet"
@@ -53,7 +52,7 @@ class DemonstrationStore:
     def first_batch(self, msg_ids: Collection[str]) -> int | None:
         """The first round that took a correction of one of these messages, also if the correction was erased later."""
         with self._reading() as session:
-            found = [session.scalar(_taken(part)) for part in _parts(sorted(msg_ids))]
+            found = [session.scalar(_taken(part)) for part in parts(sorted(msg_ids))]
         return min((batch for batch in found if batch is not None), default=None)
 
     def rows(self, batch: int | None = None) -> list[dict[str, Any]]:
@@ -61,10 +60,6 @@ class DemonstrationStore:
         query = _corrected() if batch is None else _corrected().where(Feedback.batch == batch)
         with self._reading() as session:
             return list(_demonstrations(session, query))
-
-
-def _parts(msg_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (msg_ids[start : start + _IDS_A_QUERY] for start in range(0, len(msg_ids), _IDS_A_QUERY))
 
 
 def _taken(msg_ids: Sequence[str]) -> Select[int | None]:

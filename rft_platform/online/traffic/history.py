@@ -54,12 +54,10 @@ def _interval(session: Session, start: float, end: float) -> Interval:
         return Interval(start, end)
     rewarded = sum(row[2] for row in rows)
 
-    def newest(value: Any, limit: int) -> list[float]:
-        found = session.execute(select(value).where(*within).order_by(Call.recorded_at.desc()).limit(limit)).scalars()
-        return [float(each) for each in found if each is not None]
+    def newest(value: Any, limit: int, *conditions: Any) -> list[float]:
+        query = select(value).where(*within, *conditions).order_by(Call.recorded_at.desc())
+        return [float(each) for each in session.scalars(query.limit(limit)) if each is not None]
 
-    delays = select(Call.labelled_at - Call.recorded_at).where(*within, Call.labelled_at.is_not(None))
-    delayed = session.execute(delays.order_by(Call.recorded_at.desc()).limit(_DELAYS)).scalars()
     return Interval(
         start,
         end,
@@ -68,5 +66,5 @@ def _interval(session: Session, start: float, end: float) -> Interval:
         sum(row[4] for row in rows) / rewarded if rewarded else None,
         sum(float(row[3]) for row in rows if row[3] is not None) / rewarded if rewarded else None,
         percentiles(newest(Call.model_call["duration_s"].as_float(), _LATENCIES)),
-        percentiles([float(each) for each in delayed if each is not None]),
+        percentiles(newest(Call.labelled_at - Call.recorded_at, _DELAYS, Call.labelled_at.is_not(None))),
     )

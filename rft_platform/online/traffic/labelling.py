@@ -7,11 +7,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from rft_platform.config.schema.reward_formula import PLAIN, RewardFormula
-from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall
+from rft_platform.online.traffic.database import Call, Feedback, FeedbackCall, parts
 from rft_platform.online.traffic.declared_metrics import IMPLICIT
 from rft_platform.online.traffic.incoming import NewFeedback
-
-_IDS_A_QUERY = 500
 
 
 def trains(feedback: NewFeedback, formula: RewardFormula) -> bool:
@@ -31,11 +29,11 @@ def rewards(session: Session, calls: Sequence[Call], feedback: NewFeedback, form
     by_a_person = Feedback.tags["source"].as_string().is_distinct_from(IMPLICIT)
     numbers = [call.number for call in calls]
     session.flush()
-    for start in range(0, len(numbers), _IDS_A_QUERY):
+    for part in parts(numbers):
         query = (
             select(FeedbackCall.number, Feedback.metric, Feedback.value)
             .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
-            .where(FeedbackCall.number.in_(numbers[start : start + _IDS_A_QUERY]), Feedback.metric.in_(formula.names))
+            .where(FeedbackCall.number.in_(part), Feedback.metric.in_(formula.names))
             .order_by(by_a_person, Feedback.received_at)  # false, the implicit values, first: others replace them
         )
         for number, metric, value in session.execute(query):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -56,12 +56,9 @@ class Pair:
 class PreferenceStore:
     """The queue of pairs and the stored preferences, in the database of the traffic."""
 
-    def __init__(
-        self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, redaction: Redaction | None = None) -> None:
         """Comments pass through ``redaction`` before they are stored."""
         self._transaction, self._reading = transactions(engine), readings(engine)
-        self._clock = clock
         self._redaction = redaction or Redaction()
 
     def next_pair(self, tenant: str = "") -> Pair | None:
@@ -96,7 +93,7 @@ class PreferenceStore:
                 raise UserError(f"calls {left} and {right} are not two different answers to the same messages")
             query = select(Preference).where(Preference.left_call == left, Preference.right_call == right)
             found = session.scalar(query) or Preference(left_call=left, right_call=right)
-            found.at, found.picked, found.comment, found.rater = self._clock(), picked, comment or None, rater
+            found.at, found.picked, found.comment, found.rater = time.time(), picked, comment or None, rater
             session.add(found)
 
     def decided(self) -> int:

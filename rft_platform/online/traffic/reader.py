@@ -21,15 +21,10 @@ class TrafficReader:
     async def run(self, work: Callable[[], T], timeout_s: float = 30.0) -> T:
         """Call ``work``; raises DatabaseUnavailableError if the database does not answer within ``timeout_s``."""
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(_called, work)), timeout_s)
+            return await asyncio.wait_for(asyncio.wrap_future(self._pool.submit(answering()(work))), timeout_s)
         except TimeoutError:
             raise DatabaseUnavailableError(f"the database did not answer within {timeout_s:g} s") from None
 
     def close(self) -> None:
         """Start no further function."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _called(work: Callable[[], T]) -> T:
-    with answering():
-        return work()

@@ -6,7 +6,7 @@ highest first; the first strategy that accepts the call decides.
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -98,11 +98,6 @@ class ExplicitMarkingStrategy:
         self._ttl_s = ttl_s
         self._marked: dict[str, tuple[float, str]] = {}  # unit -> (time of the mark, label)
 
-    @classmethod
-    def create(cls, ttl_s: float = 60.0) -> "ExplicitMarkingStrategy":
-        """The strategy whose marks are valid for ``ttl_s`` seconds."""
-        return cls(ttl_s)
-
     def should_select(
         self, request: Mapping[str, Any], response: Mapping[str, Any], context: SelectionContext
     ) -> SelectionDecision:
@@ -121,10 +116,9 @@ class ExplicitMarkingStrategy:
 class Selection:
     """Asks several strategies in the order of their priority."""
 
-    def __init__(self, strategies: Sequence[SelectionStrategy], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, strategies: Sequence[SelectionStrategy]) -> None:
         """Without any strategy every call is accepted."""
         self._strategies = sorted(strategies, key=lambda strategy: -strategy.priority)
-        self._clock = clock
 
     def decide(
         self,
@@ -136,7 +130,7 @@ class Selection:
     ) -> SelectionDecision:
         """The decision of the first strategy that accepts the call, else that of the last one."""
         decision = SelectionDecision(not self._strategies, "every call is recorded")
-        context = SelectionContext(unit, headers, tenant, self._clock())
+        context = SelectionContext(unit, headers, tenant, time.time())
         for strategy in self._strategies:
             decision = strategy.should_select(request, response, context)
             if decision.accept:

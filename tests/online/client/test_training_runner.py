@@ -59,7 +59,7 @@ async def test_asynchronous_agents(service) -> None:
 
 
 def test_only_marked_requests(service) -> None:
-    strategy = ExplicitMarkingStrategy.create()
+    strategy = ExplicitMarkingStrategy()
     with TrainingRunner(service.url, "policy", lambda _: 1.0, selection_strategy=strategy) as runner:
         ask = runner.observe(agent, fixed("84"), "gpt-4")
         ask("first")

@@ -29,7 +29,7 @@ def test_a_rate_outside_0_to_1_is_refused(rate) -> None:
 
 
 def test_a_mark_by_header_or_metadata_lasts_for_its_time() -> None:
-    strategy = ExplicitMarkingStrategy.create(ttl_s=60)
+    strategy = ExplicitMarkingStrategy(ttl_s=60)
 
     def decide(now: float, unit: str = "u", headers=None, request=None) -> SelectionDecision:
         return strategy.should_select(request or {}, {}, SelectionContext(unit, headers or {}, now=now))
@@ -44,7 +44,7 @@ def test_a_mark_by_header_or_metadata_lasts_for_its_time() -> None:
 
 
 def test_the_highest_priority_that_accepts_decides() -> None:
-    selection = Selection([SamplingRateStrategy.of(0.0), ExplicitMarkingStrategy.create()])
+    selection = Selection([SamplingRateStrategy.of(0.0), ExplicitMarkingStrategy()])
     assert selection.decide({}, {}, "u", {"x-rft-mark": "yes"}, "").reason == "marked"
     assert selection.decide({}, {}, "v", {}, "").reason == "sampled at rate 0"
     assert Selection([]).decide({}, {}, "v", {}, "").accept
