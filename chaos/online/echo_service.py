@@ -25,6 +25,7 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.routing import ServedEngine
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.selection import Selection
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import SWITCH_INTERVAL_S, TrafficWriter
@@ -59,8 +60,9 @@ def serve(given: Sequence[str]) -> None:
     writer = TrafficWriter(TrafficStore(database, now))
     releases = ReleaseCommands(ReleaseStore(database, now), lambda: _VERSIONS)
     gateway = TrafficApp(lambda: engine, writer, Selection([]), SamplingParams(max_tokens=4))
-    routes = [release_routes(releases, writer, gateway.tenant_of)]
-    app = build_app(gateway, writer, CommitRule(GROUP_SIZE, _GROUP_DEADLINE_S), dict, routes)
+    reader = TrafficReader()
+    routes = [release_routes(releases, writer, reader, gateway.tenant_of)]
+    app = build_app(gateway, writer, reader, CommitRule(GROUP_SIZE, _GROUP_DEADLINE_S), routes=routes)
     limits = ConnectionLimits.within_open_files(_BODY_S, _CONNECTIONS)
     config = server_config(
         app, _GRACE_S, limits=limits, host="127.0.0.1", port=int(port), log_config=None, proxy_headers=False

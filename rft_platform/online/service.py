@@ -114,17 +114,18 @@ class _Service:
     def app(self, what_is_next: Callable[[Project], Sequence[str]]) -> Any:
         """Gateway, release routes and pages as one application."""
         progress = ProjectProgress(self._project, what_is_next, self._problems)
-        preferences = PreferenceStore(traffic_database(self._project), redaction=self._redaction)
+        database, reader, tenant_of = traffic_database(self._project), TrafficReader(), self._gateway.tenant_of
         pages = PageData(
-            self._name, self._releases, preferences, self._store, self._writer, TrafficReader(),
-            self._gateway.tenant_of, progress, self._watch,
-            partial(traffic_history, traffic_database(self._project)),
+            project=self._name, releases=self._releases,
+            preferences=PreferenceStore(database, redaction=self._redaction),
+            traffic=self._store, writer=self._writer, reader=reader, tenant_of=tenant_of,
+            progress=progress, watch=self._watch, history=partial(traffic_history, database),
         )  # fmt: skip
         return build_app(
-            self._gateway, self._writer, self._rule, lambda: {"project": self._name},
-            [release_routes(self._releases, self._writer, self._gateway.tenant_of)], page_routes(pages),
-            lambda: self._metrics() | {"problems": len(progress.problems())},
-            self._limits, metrics_of(self._project), self._most_bytes,
+            self._gateway, self._writer, reader, self._rule, health_fields=lambda: {"project": self._name},
+            routes=[release_routes(self._releases, self._writer, reader, tenant_of)], pages=page_routes(pages),
+            further_metrics=lambda: self._metrics() | {"problems": len(progress.problems())},
+            limits=self._limits, metrics=metrics_of(self._project), most_bytes=self._most_bytes,
         )  # fmt: skip
 
     def threads(self) -> dict[str, Callable[[threading.Event], None]]:
@@ -132,7 +133,7 @@ class _Service:
         found: dict[str, Callable[[threading.Event], None] | None] = {
             "implicit": self._implicit.run if self._implicit else None,
             "releases": lambda stop: self._controller.run(self._gateway.router, stop),
-            "upkeep": lambda stop: keep(self._project, self._store, self._rule, stop),
+            "upkeep": lambda stop: run_upkeep(self._project, self._store, self._rule, stop),
             "follow": self._follower.run if self._follower else None,
             "watch": self._watch.run,
         }
@@ -173,7 +174,7 @@ def redaction_of(project: Project) -> Redaction:
     return Redaction(None if reference is None else load_object(reference, "service.redaction"))
 
 
-def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
+def run_upkeep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
     """Until ``stop`` is set: erase old calls that are not trained on, and commit if the configuration says so."""
     service, erasure = project.config.service, TrafficErasure(traffic_database(project))
     while not stop.wait(service.commit_interval_s or _UPKEEP_S):

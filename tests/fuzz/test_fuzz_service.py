@@ -17,6 +17,7 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.incoming import NewCall
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from tests.fuzz.bodies import ODD_STRINGS, Bodies
@@ -49,7 +50,8 @@ def service(folder: Path) -> tuple[Any, TrafficWriter]:
     gateway: Any = SimpleNamespace(tenant_of=lambda _: "", counts=lambda _: GatewayCounts(), engine_health=health)
     versions = [ServableVersion(number, number, str(number), True, {}) for number in range(3)]
     releases = ReleaseCommands(ReleaseStore(engine), lambda: versions)
-    return build_app(gateway, writer, CommitRule(2), dict, [release_routes(releases, writer, lambda _: "")]), writer
+    routes = [release_routes(releases, writer, reader := TrafficReader(), lambda _: "")]
+    return build_app(gateway, writer, reader, CommitRule(2), routes=routes), writer
 
 
 def address(document: dict[str, Any], random: Random) -> str:

@@ -1,6 +1,6 @@
 """The online service's HTTP API: chat, feedback, commit, health and metrics. Every answer is JSON, except the metrics.
 
-``/v1/*`` is the policy's OpenAI API (``gateway``). The service answers a feedback or a commit only after the database
+``/v1/*`` is the policy's OpenAI API (``proxy``). The service answers a feedback or a commit only after the database
 has written it to disk.
 """
 
@@ -51,21 +51,24 @@ class CommitRule:
 def build_app(
     gateway: TrafficApp,
     writer: TrafficWriter,
+    reader: TrafficReader,
     rule: CommitRule,
-    status: Callable[[], Mapping[str, Any]],
+    *,
+    health_fields: Callable[[], Mapping[str, Any]] = dict,
     routes: Sequence[APIRouter] = (),
     pages: APIRouter | None = None,
-    figures: Callable[[], Mapping[str, float]] = dict,
+    further_metrics: Callable[[], Mapping[str, float]] = dict,
     limits: RateLimits | None = None,
     metrics: DeclaredMetrics | None = None,
     most_bytes: int = 4 << 20,
 ) -> Any:
     """Build the ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
-    ``status`` returns further fields of ``/health``, and ``figures`` returns further metrics of ``/metrics``; both do
-    no I/O. Each tenant has the ``limits`` twice: once for its OpenAI calls, once for its other requests. A body is read
-    only after the key was checked, and a feedback may have ``most_bytes`` bytes. ``metrics`` are the metrics that
-    feedback may have; None: those of a service that declares none.
+    ``health_fields`` returns further fields of ``/health``, and ``further_metrics`` further metrics of ``/metrics``;
+    both do no I/O. The application closes ``writer`` and ``reader`` when it ends. Each tenant has the ``limits`` twice:
+    once for its OpenAI calls, once for its other requests. A body is read only after the key was checked, and a
+    feedback may have ``most_bytes`` bytes. ``metrics`` are the metrics that feedback may have; None: those of a service
+    that declares none.
     """
 
     @asynccontextmanager
@@ -75,7 +78,6 @@ def build_app(
         reader.close()
         writer.close()
 
-    reader = TrafficReader()
     limits = limits or RateLimits()
     # no documentation pages: FastAPI's load scripts from other servers
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -84,7 +86,7 @@ def build_app(
     app.add_exception_handler(ReusedFeedbackIdError, _conflict)
     own = [
         _traffic_routes(gateway, writer, rule, metrics),
-        _monitoring_routes(gateway, writer, reader, status, limits, figures),
+        _monitoring_routes(gateway, writer, reader, health_fields, limits, further_metrics),
     ]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
@@ -135,16 +137,16 @@ def _monitoring_routes(
     gateway: TrafficApp,
     writer: TrafficWriter,
     reader: TrafficReader,
-    status: Callable[[], Mapping[str, Any]],
+    health_fields: Callable[[], Mapping[str, Any]],
     limits: RateLimits,
-    figures: Callable[[], Mapping[str, float]],
+    further_metrics: Callable[[], Mapping[str, float]],
 ) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health")
     async def health() -> Response:
         """Report that the service runs, whether its engine answers, and which policy version it serves."""
-        return JSONResponse({"status": "ok", **await gateway.engine_health(), **status()})
+        return JSONResponse({"status": "ok", **await gateway.engine_health(), **health_fields()})
 
     @routes.get("/metrics")
     async def metrics(request: Request, format: str = Query(default="prometheus")) -> Response:
@@ -173,7 +175,7 @@ def _monitoring_routes(
                 "calls_dropped": writer.counts.dropped,
                 "calls_waiting": writer.waiting,
                 "database_failures": writer.counts.failures,
-                **figures(),
+                **further_metrics(),
             }
         if format == "json":
             return JSONResponse(counts)

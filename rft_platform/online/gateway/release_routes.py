@@ -53,7 +53,10 @@ class _ABTest(_Body):
 
 
 def release_routes(
-    commands: ReleaseCommands, writer: TrafficWriter, tenant_of: Callable[[Mapping[str, str]], str]
+    commands: ReleaseCommands,
+    writer: TrafficWriter,
+    reader: TrafficReader,
+    tenant_of: Callable[[Mapping[str, str]], str],
 ) -> APIRouter:
     """Build the routes. ``tenant_of`` returns the tenant of a request's headers; "" if no keys are configured."""
 
@@ -62,7 +65,6 @@ def release_routes(
             raise ApiError(403, f"only the tenant {ADMIN} decides on versions", "permission_denied")
 
     routes = APIRouter(prefix="/releases", dependencies=[Depends(check_admin)])
-    reader = TrafficReader()
 
     async def run(work: Callable[[], Any]) -> Any:
         """Call ``work`` in the thread that writes to the database."""

@@ -112,7 +112,7 @@ def last_round(project: Project) -> str:
     return "No round has ended yet."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageData:
     """Sources of the pages' data. ``progress`` may read files and is called in a thread; ``watch`` does no I/O."""
 

@@ -138,7 +138,11 @@ class Batch(Base):
 
 
 class Event(Base):
-    """An entry of the audit log with its reason: a promotion, a roll-back, an erasure or a refused key."""
+    """An entry of the audit log with its reason.
+
+    That is a decision on a version, a canary or an A/B test; an alert that begins or ends; a resumed training; or
+    ``rft forget``.
+    """
 
     __tablename__ = "events"
 

@@ -9,7 +9,7 @@ from rft_platform.online.traffic.database import DatabaseUnavailableError, answe
 
 T = TypeVar("T")
 
-_THREADS = 2
+_THREADS = 4  # so that slow pages leave some for reports and metrics
 
 
 class TrafficReader:

@@ -15,6 +15,7 @@ from rft_platform.online.gateway.app import CommitRule, build_app
 from rft_platform.online.gateway.proxy import TrafficApp
 from rft_platform.online.releases.routing import ServedEngine
 from rft_platform.online.traffic.database import open_database
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.selection import Selection
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
@@ -77,7 +78,7 @@ async def test_a_service_without_its_engine_takes_feedback_and_names_the_reason(
     with pytest.raises(EngineError, match="out of memory"):
         started()
     gateway = started(engine_needed=False)
-    app = build_app(gateway, writer, CommitRule(), dict)
+    app = build_app(gateway, writer, TrafficReader(), CommitRule())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:1") as client:
         refused = await client.post("/v1/chat/completions", json={"model": "m", "messages": []})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")

@@ -29,6 +29,7 @@ from rft_platform.online.gateway.request_bodies import FeedbackRequest
 from rft_platform.online.releases.routing import ServedEngine
 from rft_platform.online.traffic.database import Call, open_database
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric, MetricError
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.selection import SamplingRateStrategy, Selection, SelectionContext
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
@@ -72,7 +73,7 @@ class Service:
             most_choices=most_choices,
         )
         self.limits = limits
-        app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits, metrics=metrics)
+        app = build_app(self.gateway, writer, TrafficReader(), CommitRule(), limits=limits, metrics=metrics)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(server_config(app, 1, log_config=None))

@@ -27,6 +27,7 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.database import Feedback, open_database
 from rft_platform.online.traffic.incoming import NewCall
+from rft_platform.online.traffic.reader import TrafficReader
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
@@ -50,9 +51,10 @@ class Guarded:
         )
         versions = [ServableVersion(number, number, None, number == 0, {}) for number in range(2)]
         self.releases = ReleaseCommands(ReleaseStore(engine), lambda: versions)
-        routes = [release_routes(self.releases, self.writer, self._tenant)]
+        reader = TrafficReader()
+        routes = [release_routes(self.releases, self.writer, reader, self._tenant)]
         self.limits = RateLimits(requests_per_minute=5)
-        self.app = build_app(gateway, self.writer, CommitRule(), dict, routes, limits=self.limits)
+        self.app = build_app(gateway, self.writer, reader, CommitRule(), routes=routes, limits=self.limits)
 
     @staticmethod
     def _tenant(headers: Any) -> str:

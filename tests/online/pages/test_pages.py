@@ -56,14 +56,15 @@ class Site:
         self.commands = ReleaseCommands(ReleaseStore(engine), lambda: versions)
         self._keys = keys
         waiting = ("r0004 collects rows when 64 are committed, 12 so far",)
-        writer = TrafficWriter(self.traffic)
+        writer, reader = TrafficWriter(self.traffic), TrafficReader()
         data = PageData(
-            "shop/helper", self.commands, self.preferences, self.traffic, writer, TrafficReader(), self._tenant,
-            lambda: Progress("Last round: r0003 published version 24, mean reward 0.712.", waiting, (FAILING,)),
-            lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS), partial(traffic_history, engine),
+            project="shop/helper", releases=self.commands, preferences=self.preferences, traffic=self.traffic,
+            writer=writer, reader=reader, tenant_of=self._tenant,
+            progress=lambda: Progress("Last round: r0003 published version 24, mean reward 0.7.", waiting, (FAILING,)),
+            watch=lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS), history=partial(traffic_history, engine),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
-        app = build_app(gateway, writer, CommitRule(), dict, pages=page_routes(data))
+        app = build_app(gateway, writer, reader, CommitRule(), pages=page_routes(data))
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(server_config(app, 1, log_config=None))
