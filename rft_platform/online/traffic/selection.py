@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rft_platform.common.errors import UserError
 
-MARK_HEADER = "x-rft-mark"  #: any value marks the call; the decision on it has the value as its label
+MARK_HEADER = "x-rft-mark"  #: any value marks the call; the value itself is not stored
 MARK_KEY = "rft_mark"  #: the same in a request body's ``metadata``
 _DRAWS = 1 << 64
 
@@ -42,12 +42,10 @@ def unit_of(tenant: str, names: Mapping[str, str], msg_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SelectionDecision:
-    """Whether a call is recorded, and why. ``labels`` and ``metadata`` are for the caller; they are not stored."""
+    """Whether a call is recorded, and why."""
 
     accept: bool
     reason: str = ""
-    labels: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SelectionStrategy(Protocol):
@@ -96,21 +94,18 @@ class ExplicitMarkingStrategy:
     def __init__(self, ttl_s: float = 60.0, priority: int = 100) -> None:
         self.priority = priority
         self._ttl_s = ttl_s
-        self._marked: dict[str, tuple[float, str]] = {}  # unit -> (time of the mark, label)
+        self._marked: dict[str, float] = {}  # time of the mark by unit
 
     def should_select(
         self, request: Mapping[str, Any], response: Mapping[str, Any], context: SelectionContext
     ) -> SelectionDecision:
         """Accept a marked call, and calls of a unit that was marked recently."""
-        self._marked = {unit: mark for unit, mark in self._marked.items() if context.now - mark[0] < self._ttl_s}
+        self._marked = {unit: at for unit, at in self._marked.items() if context.now - at < self._ttl_s}
         metadata = request.get("metadata")
-        label = context.headers.get(MARK_HEADER) or (metadata.get(MARK_KEY) if isinstance(metadata, Mapping) else None)
-        if label:
-            self._marked[context.unit] = (context.now, str(label))
-        mark = self._marked.get(context.unit)
-        if mark is None:
-            return SelectionDecision(False, "not marked")
-        return SelectionDecision(True, "marked", labels=(mark[1],))
+        if context.headers.get(MARK_HEADER) or (isinstance(metadata, Mapping) and metadata.get(MARK_KEY)):
+            self._marked[context.unit] = context.now
+        is_marked = context.unit in self._marked
+        return SelectionDecision(is_marked, "marked" if is_marked else "not marked")
 
 
 class Selection:
