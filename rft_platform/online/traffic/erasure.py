@@ -44,22 +44,22 @@ class Person:
             return name
         return f"forgotten-{hmac.new(self.key, name.encode(), hashlib.sha256).hexdigest()}"
 
-    def is_subject(self) -> ColumnElement[bool]:
-        """Whether a call names the person, or did so before it was erased."""
+    def calls_condition(self) -> ColumnElement[bool]:
+        """The SQL condition that a call names the person, or did so before it was erased."""
         named = Call.subject.in_((self.subject, self.erased(self.subject)))
         return named if self.tenant is None else and_(named, Call.tenant == self.tenant)
 
-    def feedback(self) -> Select[str]:
-        """The ids of the feedback on the person's calls."""
-        return select(FeedbackCall.feedback_id).join(Call).where(self.is_subject()).distinct()
+    def feedback_ids(self) -> Select[str]:
+        """The query of the ids of the feedback on the person's calls."""
+        return select(FeedbackCall.feedback_id).join(Call).where(self.calls_condition()).distinct()
 
-    def is_compared(self) -> ColumnElement[bool]:
-        """Whether a preference compares a call of the person."""
-        numbers = select(Call.number).where(self.is_subject())
+    def compared_condition(self) -> ColumnElement[bool]:
+        """The SQL condition that a preference compares a call of the person."""
+        numbers = select(Call.number).where(self.calls_condition())
         return or_(Preference.left_call.in_(numbers), Preference.right_call.in_(numbers))
 
-    def is_rater(self) -> ColumnElement[bool]:
-        """Whether the person picked the answer of a preference."""
+    def rated_condition(self) -> ColumnElement[bool]:
+        """The SQL condition that the person picked the answer of a preference."""
         rated = Preference.rater == self.subject
         if self.tenant is None:
             return rated
@@ -101,9 +101,13 @@ class TrafficErasure:
         a round collects some of the calls, and if the person has no tenant and several tenants name the subject.
         """
         with self._transaction() as session:
-            query = select(Call).where(person.is_subject()).options(defer(Call.model_call))
+            query = select(Call).where(person.calls_condition()).options(defer(Call.model_call))
             calls = list(session.scalars(query.with_for_update()))
-            rated = select(Call.tenant).join(Preference, Preference.left_call == Call.number).where(person.is_rater())
+            rated = (
+                select(Call.tenant)
+                .join(Preference, Preference.left_call == Call.number)
+                .where(person.rated_condition())
+            )
             _check_forgettable(person, calls, set(session.scalars(rated)))
             for call in calls:
                 call.subject, call.conversation, call.model_call = person.erased(person.subject), None, {}
@@ -111,10 +115,10 @@ class TrafficErasure:
             session.flush()
             session.execute(
                 update(Feedback)
-                .where(Feedback.feedback_id.in_(person.feedback()))
+                .where(Feedback.feedback_id.in_(person.feedback_ids()))
                 .values(comment=None, correction=None, tags={}, request={})
             )
-            concerned = or_(person.is_compared(), person.is_rater())
+            concerned = or_(person.compared_condition(), person.rated_condition())
             session.execute(update(Preference).where(concerned).values(comment=None))
             session.flush()
             session.expunge_all()
@@ -123,7 +127,7 @@ class TrafficErasure:
     def has_rated(self, person: Person) -> bool:
         """Whether the person picked the answer of a preference, until ``forget_names`` removes the rater."""
         with self._transaction() as session:
-            return session.scalar(select(Preference.number).where(person.is_rater()).limit(1)) is not None
+            return session.scalar(select(Preference.number).where(person.rated_condition()).limit(1)) is not None
 
     def forget_names(self, person: Person) -> None:
         """Replace the names of tasks, runs and feedback of the forgotten calls by keyed digests, and remove raters.
@@ -131,12 +135,14 @@ class TrafficErasure:
         Call it last: a ``forget`` that is repeated after a crash needs the names to find the traces of the runs.
         """
         with self._transaction() as session:
-            for call in session.scalars(select(Call).where(person.is_subject()).options(defer(Call.model_call))):
+            for call in session.scalars(select(Call).where(person.calls_condition()).options(defer(Call.model_call))):
                 call.task_id, call.run_id = (name and person.erased(name) for name in (call.task_id, call.run_id))
             session.flush()
-            for name in list(session.scalars(person.feedback())):
+            for name in list(session.scalars(person.feedback_ids())):
                 _rename_feedback(session, name, person.erased(name))
-            session.execute(update(Preference).where(or_(person.is_compared(), person.is_rater())).values(rater=None))
+            session.execute(
+                update(Preference).where(or_(person.compared_condition(), person.rated_condition())).values(rater=None)
+            )
 
     def compact(self) -> None:
         """Remove erased bytes from an SQLite database's files. PostgreSQL does so by its automatic VACUUM.
