@@ -18,14 +18,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.redaction import hide, redact, visible
-from rft_platform.observability.log_context import current, log_context
+from rft_platform.common.redaction import redact, visible
+from rft_platform.observability.log_context import current
 from rft_platform.observability.log_context import phase_context as _phase_context
 from rft_platform.observability.masked_output import mask_output
 
+PACKAGE = "rft_platform"
+PROGRESS = "rft_platform.common.progress"
+_PROGRESS_EVERY_S = 10.0
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+#: Dagster's commands that execute a launched run, or a step of it, in a separate process.
+_RUN_COMMANDS = ("execute_run", "execute_step")
+
 
 class HumanFormatter(logging.Formatter):
-    """``12:30:01 INFO driver r0003/policy_checkpoint@1f2e3d4c rft_platform.phase: begins``."""
+    """``2026-01-31 12:30:01 INFO driver r0003/policy_checkpoint@1f2e3d4c rft_platform.phase: begins``."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -72,18 +79,6 @@ def exception_text(formatter: logging.Formatter, record: logging.LogRecord) -> s
     if record.exc_info and record.exc_info[0] is not None:
         return formatter.formatException(record.exc_info)
     return record.exc_text
-
-
-__all__ = ["configure", "configured", "current", "hide", "log_context", "phase_context", "redact", "wants_json"]
-
-PACKAGE = "rft_platform"
-PROGRESS = "rft_platform.common.progress"
-_PROGRESS_EVERY_S = 10.0
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-#: Dagster's commands that execute a launched run, or a step of it, in a separate process.
-_RUN_COMMANDS = ("execute_run", "execute_step")
 
 
 def wants_json() -> bool:

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceProcess
 from rft_platform.common.errors import UserError
+from rft_platform.common.redaction import hide
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
@@ -25,7 +26,7 @@ from rft_platform.inference.transformers_engine import openai_routes
 from rft_platform.inference.transformers_engine.async_adapter import AsyncEngineAdapter
 from rft_platform.inference.transformers_engine.engine import EngineSettings, TransformersEngine
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
-from rft_platform.observability.logs import configure, hide
+from rft_platform.observability.logs import configure
 from rft_platform.openai_api import errors
 
 GRACE_S = 3  # how long a shutdown waits for open connections

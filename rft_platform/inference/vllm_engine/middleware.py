@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rft_platform.cluster.local.service_process import ServiceProcess
+from rft_platform.common.redaction import hide
 from rft_platform.inference.interface import VERSION_HEADER
 from rft_platform.inference.serving import control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
@@ -34,7 +35,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
 )
 from rft_platform.inference.vllm_engine.server_settings import ServerSettings
 from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
-from rft_platform.observability.logs import configure, hide
+from rft_platform.observability.logs import configure
 from rft_platform.openai_api import errors
 from rft_platform.openai_api.answers import ServedModel
 from rft_platform.openai_api.errors import ApiError, describe

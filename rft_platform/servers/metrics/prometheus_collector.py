@@ -33,6 +33,7 @@ from rft_platform.servers.metrics.round_metrics import RowTotals, outcome_sample
 from rft_platform.training.launch import TRAINER
 from rft_platform.training.protocol import PREFIX
 
+LOG = logging.getLogger(__name__)
 ANSWER_S = 1.0  # time-out of each process's answer
 _COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds", "weight_updates")
 
@@ -53,9 +54,9 @@ class ProcessMetrics:
             if answer is None:
                 continue
             counters = answer.json()
-            for name in _COUNTERS:
-                if name in counters:
-                    yield Sample(f"rft_engine_{name}_total", counters[name], labels)
+            for counter in _COUNTERS:
+                if counter in counters:
+                    yield Sample(f"rft_engine_{counter}_total", counters[counter], labels)
             if (served := answer.headers.get(VERSION_HEADER, "")).isdigit():
                 yield Sample("rft_policy_version_served", int(served), labels)
 
@@ -94,9 +95,6 @@ def driver_samples(home: Home, instance: dg.DagsterInstance) -> Iterator[Sample]
     yield Sample("rft_driver_running", driver_is_running(home))
     for kind, beat in sorted(instance.get_daemon_heartbeats().items()):
         yield Sample("rft_daemon_heartbeat_age_seconds", max(0.0, time.time() - beat.timestamp), (kind.lower(),))
-
-
-LOG = logging.getLogger(__name__)
 
 
 class PlatformCollector(Collector):

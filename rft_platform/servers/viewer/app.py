@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Colour = Literal["logprob", "advantage", "mask"]
 COLOURS: tuple[Colour, ...] = ("logprob", "advantage", "mask")
+_GRACE_S = 2
 _INCOMPLETE = "\ufffd"  # what tokenizers decode the first bytes of a character to
 _MOST_PARTS = 4  # bytes of a character, and so its tokens
 #: Least log-prob of each class, from likely to unlikely: probabilities of about 90, 50, 14 and 1.8 %.
@@ -122,9 +123,6 @@ def new_messages(
     """The messages after those that an earlier call already had; all if the agent changed its history."""
     known = len(earlier) if list(messages[: len(earlier)]) == list(earlier) else 0
     return list(messages[known:])
-
-
-_GRACE_S = 2
 
 
 class NotFoundError(UserError):

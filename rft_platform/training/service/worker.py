@@ -25,8 +25,9 @@ from rft_platform.cluster.local.service_process import EXIT_USER_ERROR, ServiceP
 from rft_platform.cluster.this_process import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError
 from rft_platform.common.fault_classification import is_out_of_memory
+from rft_platform.common.redaction import hide
 from rft_platform.observability.log_context import log_context
-from rft_platform.observability.logs import configure, hide
+from rft_platform.observability.logs import configure
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.step_metrics import peak_rss_mb
