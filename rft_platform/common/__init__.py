@@ -9,7 +9,8 @@ Read in this order:
   ``sqlite_files``: damaged SQLite files; ``database_urls``: drivers of databases that are not installed.
 - ``user_code``: references to the user's functions, and their parameters; ``code_snapshot``:
   the source of the user's code, stored for lineage.
-- ``threads``: user code in threads, which may hang, and in event loops; ``progress``: progress reports of long work.
+- ``threads``: user code in threads, which may hang, and in event loops; repeated steps; ``progress``: progress reports
+  of long work.
 - ``personal_data``: removal of personal data by the user's function, before texts are stored.
 - ``json_codec``: strict and fast JSON.
 """
