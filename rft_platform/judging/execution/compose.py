@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
+from rft_platform.algorithms.common.registry import check_arguments
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, load_object, short_name
 from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
@@ -275,18 +276,8 @@ def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns
 def _rule_arguments(
     name: str, rule: JudgeFunction | GroupJudge, args: dict[str, Any], answer_key: str | None
 ) -> dict[str, Any]:
-    options = {
-        key: parameter
-        for key, parameter in inspect.signature(rule).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    needed = {key for key, parameter in options.items() if parameter.default is parameter.empty}
-    if not needed <= set(args) <= set(options):
-        raise UserError(
-            f"judge {name!r}: got the arguments {sorted(args)}; it takes {sorted(options)}"
-            + (f" and needs {sorted(needed)}" if needed else "")
-        )
-    if "answer_key" in options and "answer_key" not in args:
+    check_arguments(f"judge {name!r}", rule, args)
+    if "answer_key" in inspect.signature(rule).parameters and "answer_key" not in args:
         if answer_key is None:
             raise UserError(f"judge {name!r} compares with a reference answer, but format.response_key is null")
         args = {**args, "answer_key": answer_key}
