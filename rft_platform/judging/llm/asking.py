@@ -1,6 +1,6 @@
 """Ask a judge model: use a stored answer, or send requests within limits and budget until an answer is valid.
 
-``last_object`` extracts the JSON object from an answer.
+``last_object`` extracts the JSON object from an answer, ``read_scores`` its scores.
 """
 
 import asyncio
@@ -8,13 +8,23 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described
@@ -221,6 +231,22 @@ def last_object(text: str) -> dict[str, Any]:
     if found is None:
         raise InvalidAnswerError("it holds no JSON object")
     return found
+
+
+def read_scores(text: str, names: Collection[str], kind: Any) -> dict[str, Any]:
+    """Return the scores in an answer's JSON object, in the order of ``names``.
+
+    Raises InvalidAnswerError if a name has no score, another name has one, or a score is not of type ``kind``.
+    """
+    try:
+        scores = TypeAdapter(dict[str, kind]).validate_python(last_object(text).get("scores"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("scores", *first["loc"])))
+        raise InvalidAnswerError(f"{place}: {first['msg']}, got {first['input']!r:.80}") from error
+    if scores.keys() != set(names):
+        raise InvalidAnswerError(f"scores: expected {', '.join(names)}, got {', '.join(scores) or 'none':.80}")
+    return {name: scores[name] for name in names}
 
 
 def _without_thoughts(text: str) -> str:
