@@ -138,7 +138,8 @@ def judge_runs(
     Raises:
         StorageError: the task of a row is not in ``tasks``.
         UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be called (key, budget).
-        UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
+        UserCodeError: the judge failed on every run that it judged and no other run has a reward, or no reward is
+            finite and within ``max_abs_reward``.
         JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
     """
     runs, fault = _judgements(
@@ -188,7 +189,7 @@ def _judgements(
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
     judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
     failed = [judgement for judgement in judged.values() if judgement.error]
-    if failed and len(failed) == len(judged):
+    if failed and all(judgement.error for judgement in judgements):
         runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs; the first"
         return judgements, f"the judge failed on {runs_of}: {failed[0].error}"
     if failed:
