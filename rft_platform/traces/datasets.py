@@ -33,10 +33,10 @@ class Selection:
             return names[0] if len(names) == 1 else None
         if self.score is None and len(names) == 1:
             return names[0]
-        if self.score is None or (self.score not in names and names):
-            known = ", ".join(names) or "none"
+        if self.score is None or (self.score not in names and traces):
+            known = f"the scores {', '.join(names)}; name one of these" if names else "no scores; leave out the option"
             given = "--min-score needs --score" if self.score is None else f"--score {self.score}"
-            raise UserError(f"{given}: the traces have the scores {known}; name one of these")
+            raise UserError(f"{given}: the traces have {known}")
         return self.score
 
 

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from rft_platform.common.errors import UserError
 from rft_platform.traces.datasets import DEMONSTRATIONS, Selection, datasets_of
 from rft_platform.traces.readers.trace import Trace
 
@@ -21,3 +24,11 @@ def test_a_correction_comes_after_the_result_of_the_tool() -> None:
     expected = [("user", "How much?"), ("assistant", ""), ("tool", "42"), ("assistant", "It is 42.")]
     assert demonstration(ASKED, RESULT) == expected
     assert demonstration(ASKED, RESULT, {"role": "assistant", "content": "It is 41."}) == expected
+
+
+@pytest.mark.parametrize("min_score", [None, 0.5])
+def test_a_score_that_no_trace_has_is_refused(min_score: float | None) -> None:
+    trace = Trace("t", None, [{"role": "user", "content": "How much?"}], [{"role": "assistant", "content": "42"}])
+    with pytest.raises(UserError, match="--score helpful: the traces have no scores"):
+        datasets_of([trace], {"format": "otel"}, Selection("helpful", min_score))
+    assert datasets_of([], {"format": "otel"}, Selection("helpful", min_score)).rows[DEMONSTRATIONS] == []
