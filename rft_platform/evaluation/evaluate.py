@@ -164,12 +164,12 @@ def _judged(
 ) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run are in step order
     judged = [run for run in runs if run.error is None]
-    # The name of a judge's only part, whose value equals the reward.
-    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None
+    # A single part of weight 1 equals the reward: it is not reported twice.
+    alone = {part.name for part in judge.parts if part.weight == 1} if judge and len(judge.parts) == 1 else set()
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]
-        parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
+        parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name not in alone}}
         scores.append(RunScore(row.taskset, run.task_id, mode, run.reward, parts))
         if ORIGIN not in tasks[run.task_id].raw:  # `rft forget` could not erase an imported task from the reports
             read.append(transcript(row, tasks[run.task_id], mode, run.reward))

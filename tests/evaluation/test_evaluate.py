@@ -103,6 +103,12 @@ def test_parts_of_a_weighted_judge_are_metrics_of_their_own() -> None:
     assert result.metrics["eval/sums/numeric/mean@4"] == 0.25
 
 
+@pytest.mark.parametrize(("weight", "reported"), [(1.0, None), (0.5, 0.25)])
+def test_a_single_part_is_a_metric_if_it_differs_from_the_reward(weight: float, reported: float | None) -> None:
+    result = measure(SumEngine(), judge=build_judge([WeightedJudge(judge="exact_match", weight=weight)]))
+    assert result.metrics.get("eval/sums/exact_match/mean@4") == reported
+
+
 def test_runs_that_the_judge_fails_on_are_left_out() -> None:
     def picky(task: dict[str, Any], response: str) -> float:
         return 1.0 / (response != "no idea")
