@@ -36,7 +36,7 @@ def preference_pairs(
     rewritten history).
     """
     by_row = {row.row_id: row.reward for row in judged if math.isfinite(row.reward)}
-    own = [row for row in rows if row.policy == DEFAULT_POLICY and row.row_id in by_row]
+    own = [row for row in rows if row.call.policy == DEFAULT_POLICY and row.row_id in by_row]
     reward = {row.run_id: by_row[row.row_id] for row in own}
     runs: dict[str, dict[str, list[RolloutRow]]] = {}
     for row in own:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rft_platform.algorithms.common.registry import check_arguments
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, load_object, short_name
+from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
@@ -166,22 +167,6 @@ class JudgeWorkers(Protocol):
         ...
 
 
-class WeightedEntry(Protocol):
-    """One entry of a weighted judge in the configuration."""
-
-    @property
-    def judge(self) -> str:
-        """Name of the judge."""
-
-    @property
-    def weight(self) -> float:
-        """Factor of the judge's reward in the sum."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """Arguments of the judge."""
-
-
 @dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of prompt and reference answer, and the models that the names of auxiliary models stand for."""
@@ -192,7 +177,7 @@ class Columns:
 
 
 def build_judge(
-    judge: str | JudgeFunction | Sequence[WeightedEntry],
+    judge: str | JudgeFunction | Sequence[WeightedJudge],
     args: Mapping[str, Any] | None = None,
     *,
     answer_key: str | None = "answer",

@@ -45,14 +45,14 @@ class InvalidAnswerError(ValueError):
 
 
 class Budget(BaseModel):
-    """Limits of judging; null: no limit. Tokens are counted after a call, so the last call may exceed a token limit."""
+    """Limits of a judge pass; null: no limit. The last call may exceed a token limit: tokens are counted after it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     calls: PositiveInt | None = None
-    """Maximum requests of one judging (for example of one round), retries included."""
+    """Maximum requests of one judge pass (for example of one round), retries included."""
     tokens: PositiveInt | None = None
-    """Maximum tokens of one judging, in prompts and answers."""
+    """Maximum tokens of one judge pass, in prompts and answers."""
     project_calls: PositiveInt | None = None
     """Maximum requests of the whole project, over all processes and restarts."""
     project_tokens: PositiveInt | None = None
@@ -82,8 +82,8 @@ class AskingSettings(BaseModel):
     """Store answers, and use stored ones."""
     budget: Budget = Budget()
     on_invalid: Literal["fail", "drop"] = "fail"
-    """If the answers of all attempts are invalid: ``fail`` ends the judging with an error, and the launch is retried;
-    ``drop`` leaves this run out."""
+    """If the answers of all attempts are invalid: ``fail`` ends the judge pass with an error, and the launch is
+    retried; ``drop`` leaves this run out."""
 
     @property
     def request(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ async def _one_call(
         for spent, allowed, name in ((usage.calls, budget.calls, "calls"), (usage.tokens, budget.tokens, "tokens")):
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
-                    f"the judge's budget is used up: this judging has made {usage.calls:,} calls with at least "
+                    f"the judge's budget is used up: this judge pass has made {usage.calls:,} calls with at least "
                     f"{usage.tokens:,} tokens (those of outstanding answers are not known yet), budget.{name} allows "
                     f"{allowed:,}; raise it and judge again (received answers are kept)"
                 )
