@@ -20,7 +20,7 @@ TASKS, DEMONSTRATIONS, PREFERENCES = KINDS = ("tasks", "demonstrations", "prefer
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ScoreRule:
     """Which score compares answers, and which answers are demonstrations."""
 
     score: str | None = None  # None: the only score that the traces have
@@ -48,10 +48,10 @@ class Datasets:
     score: str | None = None
 
 
-def datasets_of(traces: Sequence[Trace], origin: dict[str, str], selection: Selection) -> Datasets:
+def datasets_of(traces: Sequence[Trace], origin: dict[str, str], score_rule: ScoreRule) -> Datasets:
     """The rows of all traces. ``origin``: what every row says of its import, beside its traces."""
-    score = selection.score_of(traces)
-    made = _Maker(origin, score, selection.min_score)
+    score = score_rule.score_of(traces)
+    made = _Maker(origin, score, score_rule.min_score)
     return Datasets(
         {
             TASKS: list(made.tasks(traces)),

@@ -96,7 +96,7 @@ def test_sampled_or_greedy_evaluation_alone() -> None:
 
 def test_parts_of_a_weighted_judge_are_metrics_of_their_own() -> None:
     judge = build_judge([WeightedJudge(judge="exact_match", weight=0.8), WeightedJudge(judge="numeric", weight=0.2)])
-    result = measure(SumEngine(), judge=judge, pass_threshold=1.0)
+    result = measure(SumEngine(), judge=judge)
     assert result.sampled is not None
     assert result.sampled.value == 0.25
     assert result.metrics["eval/sums/exact_match/mean@4"] == 0.25
