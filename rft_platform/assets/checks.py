@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from rft_platform.assets.common import round_check, rounded
-from rft_platform.evaluation.gate import Kept
+from rft_platform.evaluation.gate import RegressionResult
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
@@ -194,7 +194,7 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
 
 
 def evaluation_results(
-    gate_passed: bool | None, decision: str, regression: Kept | None, audit: "Finding"
+    gate_passed: bool | None, decision: str, regression: RegressionResult | None, audit: "Finding"
 ) -> list[dg.AssetCheckResult]:
     """Results of ``EVALUATION_CHECKS``. A check about which this evaluation decided nothing (None) passes."""
     kept = regression is None or regression.decision.passed

@@ -89,6 +89,8 @@ def links(pages: Mapping[str, str]) -> dict[str, dg.UrlMetadataValue]:
 def _cell(value: Any) -> str | int | float | bool | None:
     if isinstance(value, float):
         return rounded(value)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_cell(each)}" for name, each in value.items())
     return value if isinstance(value, str | int | bool | None) else ", ".join(map(str, value))
 
 

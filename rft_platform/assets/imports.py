@@ -37,13 +37,13 @@ def imported_traces(
     context: dg.AssetExecutionContext, config: ImportConfig, project: ProjectResource
 ) -> dg.MaterializeResult:
     """Traces of MLflow, OpenTelemetry, Langfuse or LangSmith as tasks, demonstrations and preference pairs."""
-    from rft_platform.traces.datasets import Selection
+    from rft_platform.traces.datasets import ScoreRule
     from rft_platform.traces.imports import ImportRequest, Imports, redaction_for
 
     opened = project.open()
-    selection = Selection(config.score, config.min_score)
+    score_rule = ScoreRule(config.score, config.min_score)
     request = ImportRequest(
-        context.partition_key, config.format, config.source, config.experiment, config.link, selection
+        context.partition_key, config.format, config.source, config.experiment, config.link, score_rule
     )
     report = Imports(opened.home).run(request, redaction_for(opened.config.service.redaction))
     return dg.MaterializeResult(

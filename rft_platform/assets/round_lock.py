@@ -88,7 +88,7 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
 def _refuse_twin(context: dg.AssetExecutionContext, key: str, previous_run: str | None) -> None:
     """Raise UserError if the job was launched twice at once, and the run before this one has done its work.
 
-    Equal work has an equal run configuration: a judging by another judge is other work.
+    Equal work has an equal run configuration: a judge pass with another judge is other work.
     """
     if previous_run is None:
         return

@@ -30,6 +30,7 @@ from rft_platform.rollout.workflow import Workflow
 from rft_platform.rollout.workflows.chat_models import framework_models
 from rft_platform.tasks.task import ORIGIN, Task
 
+PASS_THRESHOLD = 1.0  #: minimum reward of a passed run
 _DEFAULT_LIMITS = RolloutLimits()
 
 
@@ -45,7 +46,6 @@ def evaluate(
     seed: int,
     round: int,
     measured_by: str,
-    pass_threshold: float = 1.0,
     bootstrap_seed: int = BOOTSTRAP_SEED,
     limits: RolloutLimits = _DEFAULT_LIMITS,
     transcripts: int = 6,
@@ -56,7 +56,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times with ``sampling``, and once more at temperature 0 if ``greedy``.
 
-    A run passes if its reward reaches ``pass_threshold``. Failed runs, runs whose judgement fails, and runs with a
+    A run passes if its reward reaches ``PASS_THRESHOLD``. Failed runs, runs whose judgement fails, and runs with a
     reward beyond ``max_abs_reward`` are counted and left out of the scores. ``policies`` are the engines of further
     trainable policies; the scores are the rewards of the first policy. If ``judge`` is None, the workflow's reward
     counts. ``measured_by`` identifies judge, workflow and sampling in the result.
@@ -65,37 +65,39 @@ def evaluate(
     ``judge_runs``.
     """
     started = perf_counter()
-    modes = _modes(tasks, sampled_n, greedy, sampling)
-    policy = _Policy(
-        engine, workflow, judge, max_abs_reward, seed, round, limits, auxiliary_models, policies or {}, on_progress
-    )
-    passes = [policy.run(tasks, batch, *mode) for batch, mode in enumerate(modes)]
+    evaluation = _Evaluation(
+        engine=engine, tasks=tasks, workflow=workflow, judge=judge, max_abs_reward=max_abs_reward, seed=seed,
+        round=round, limits=limits, auxiliary_models=auxiliary_models, policies=policies or {}, on_progress=on_progress,
+    )  # fmt: skip
+    passes = [evaluation.run(mode) for mode in _modes(tasks, sampled_n, greedy, sampling)]
     report = RolloutReport.merge([done.report for done in passes])
     return result_of(
-        [score for done in passes for score in done.scores],
-        pass_threshold,
-        bootstrap_seed,
-        round=round,
-        policy_version=_one_version(report),
-        tasks=len({task.task_id for task in tasks}),
-        tasks_digest=tasks_digest(task.task_id for task in tasks),
-        sampled_n=sampled_n,
-        temperature=sampling.temperature,
-        seed=seed,
-        failed_runs=report.failed + sum(done.unjudged for done in passes),
-        completion_tokens=report.completion_tokens,
-        truncated_share=report.truncated_share,
-        seconds=perf_counter() - started,
-        transcripts=choose(passes[0].transcripts, transcripts, pass_threshold),
+        [score for done in passes for score in done.scores], PASS_THRESHOLD, bootstrap_seed,
+        round=round, policy_version=_one_version(report), tasks=len({task.task_id for task in tasks}),
+        tasks_digest=tasks_digest(task.task_id for task in tasks), sampled_n=sampled_n,
+        temperature=sampling.temperature, seed=seed, failed_runs=report.failed + sum(done.unjudged for done in passes),
+        completion_tokens=report.completion_tokens, truncated_share=report.truncated_share,
+        seconds=perf_counter() - started, transcripts=choose(passes[0].transcripts, transcripts, PASS_THRESHOLD),
         measured_by=measured_by,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Policy:
-    """The policy under test, and the settings to run and judge it."""
+class _Mode:
+    """How often every task is run, and with which sampling."""
+
+    name: str
+    batch: int
+    repeat_times: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """The policy under test with its tasks, and the settings to run and judge them."""
 
     engine: PolicyEngine
+    tasks: Sequence[Task]
     workflow: Workflow
     judge: JudgeSpec | None
     max_abs_reward: float | None
@@ -106,30 +108,31 @@ class _Policy:
     policies: Mapping[str, PolicyEngine]
     on_progress: Callable[[int, int], None] | None
 
-    def run(self, tasks: Sequence[Task], batch: int, mode: str, repeat_times: int, how: SamplingParams) -> "_Pass":
+    def run(self, mode: _Mode) -> "_Pass":
         """Run and judge all runs of one mode."""
         rollouts = run_rollouts(
             self.engine,
-            tasks,
+            self.tasks,
             self.workflow,
             round=self.round,
-            batch=batch,
-            repeat_times=repeat_times,
-            sampling=how,
+            batch=mode.batch,
+            repeat_times=mode.repeat_times,
+            sampling=mode.sampling,
             seed=self.seed,
             auxiliary_models=self.auxiliary_models,
             policies=self.policies,
             on_progress=self.on_progress,
             limits=replace(self.limits, group_policy="partial", patience=Patience()),  # keep every run
         )
+        tasks = {task.task_id: task for task in self.tasks}
         runs = judge_runs(
             rollouts.rows,
-            {task.task_id: task for task in tasks},
+            tasks,
             self.judge,
             max_abs_reward=self.max_abs_reward,
             auxiliary_models=framework_models(self.auxiliary_models),
         )
-        return _judged(mode, rollouts, {task.task_id: task for task in tasks}, self.judge, runs)
+        return _judged(mode.name, rollouts, tasks, self.judge, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +145,12 @@ class _Pass:
     report: RolloutReport
 
 
-def _modes(
-    tasks: Sequence[Task], sampled_n: int, greedy: bool, sampling: SamplingParams
-) -> list[tuple[str, int, SamplingParams]]:
+def _modes(tasks: Sequence[Task], sampled_n: int, greedy: bool, sampling: SamplingParams) -> list[_Mode]:
     if not tasks:
         raise UserError("evaluation: the held-out taskset is empty; set one with tasks in eval_tasksets")
-    modes = [(SAMPLED, sampled_n, sampling)] if sampled_n > 0 else []
+    modes = [_Mode(SAMPLED, 0, sampled_n, sampling)] if sampled_n > 0 else []
     if greedy:
-        modes.append((GREEDY, 1, replace(sampling, temperature=0.0)))
+        modes.append(_Mode(GREEDY, len(modes), 1, replace(sampling, temperature=0.0)))
     if not modes:
         raise UserError("evaluation: nothing to run; set sampled_n to at least 1, or greedy to true")
     return modes
@@ -164,12 +165,12 @@ def _judged(
 ) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run are in step order
     judged = [run for run in runs if run.error is None]
-    # The name of a judge's only part, whose value equals the reward.
-    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None
+    # A single part of weight 1 equals the reward: it is not reported twice.
+    alone = {part.name for part in judge.parts if part.weight == 1} if judge and len(judge.parts) == 1 else set()
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]
-        parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
+        parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name not in alone}}
         scores.append(RunScore(row.taskset, run.task_id, mode, run.reward, parts))
         if ORIGIN not in tasks[run.task_id].raw:  # `rft forget` could not erase an imported task from the reports
             read.append(transcript(row, tasks[run.task_id], mode, run.reward))

@@ -24,7 +24,7 @@ class GateDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RegressionResult:
     """Whether a candidate kept the scores of the start on the regression set."""
 
     taskset: str
@@ -43,7 +43,9 @@ class Kept:
         }
 
 
-def kept(candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression) -> Kept:
+def compare_with_start(
+    candidate: EvaluationResult, start: EvaluationResult | None, settings: Regression
+) -> RegressionResult:
     """Compare the results of a candidate and of the start on the regression set, by the rules of ``gate``.
 
     The candidate fails if it may be worse than the start by more than the tolerance.
@@ -51,7 +53,7 @@ def kept(candidate: EvaluationResult, start: EvaluationResult | None, settings: 
     name = f"regression set {settings.taskset}"
     if start is None:
         why = f"{name}: the start was not measured on it: evaluate it again (`rft eval --all`)"
-        return Kept(settings.taskset, GateDecision(False, why), None)
+        return RegressionResult(settings.taskset, GateDecision(False, why), None)
     found = gate(
         candidate,
         start,
@@ -62,7 +64,7 @@ def kept(candidate: EvaluationResult, start: EvaluationResult | None, settings: 
     )
     summary = f"{name}: {found.summary}" if found.summary else ""
     compared = compare(candidate, start, settings.metric, "start")
-    return Kept(settings.taskset, GateDecision(found.passed, f"{name}: {found.reason}", summary), compared)
+    return RegressionResult(settings.taskset, GateDecision(found.passed, f"{name}: {found.reason}", summary), compared)
 
 
 def gate(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 SAMPLED, GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
@@ -34,18 +35,21 @@ class CurvePoint:
 
 def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int | None = None) -> bytes:
     """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below reward, mismatch and entropy."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     points = sorted(points, key=lambda point: point.round)
     figure = Figure(figsize=(9.6, 6.4), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
     figure.text(0.065, 0.94, title, fontsize=15, fontweight="bold", color=INK)
     figure.text(0.065, 0.9, _subtitle(points), fontsize=10.5, color=FAINT)
     _draw_pass_rates(figure.add_axes((0.065, 0.4, 0.895, 0.46)), points, champion_round)
     for column, (name, label, color) in enumerate(_SMALL):
         axes = figure.add_axes((0.065 + column * 0.322, 0.065, 0.251, 0.185))
         _draw_small(axes, points, name, label, color)
+    return png_of(figure)
+
+
+def png_of(figure: "Figure") -> bytes:
+    """The picture of a figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

@@ -1,11 +1,10 @@
 """The picture that compares a search for a prompt with the training: two curves on one axis of pass rates."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rft_platform.evaluation.plots import FAINT, GREEDY, INK, SAMPLED, CurvePoint, style
+from rft_platform.evaluation.plots import FAINT, GREEDY, INK, SAMPLED, CurvePoint, png_of, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +28,10 @@ def prompt_and_training(
 
     A prompt stays the best one until a better one is measured, so its curve has steps, to the end of the search.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rounds = sorted(rounds, key=lambda point: point.round)
     figure = Figure(figsize=(9.6, 4.6), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
     figure.text(0.065, 0.92, title, fontsize=15, fontweight="bold", color=INK)
     figure.text(
         0.065,
@@ -62,9 +59,7 @@ def prompt_and_training(
         right.text(
             0.5, 0.12, "no round evaluated yet", transform=right.transAxes, ha="center", color=FAINT, fontsize=10
         )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return png_of(figure)
 
 
 def _panel(axes: "Axes", name: str, label: str, last: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rft_platform.common.files import atomic_path, write_text
 from rft_platform.evaluation.comparison import Comparison, distinct
-from rft_platform.evaluation.gate import GateDecision, Kept
+from rft_platform.evaluation.gate import GateDecision, RegressionResult
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult, Transcript
 
@@ -37,7 +37,7 @@ def markdown_report(
     champion: EvaluationResult | None = None,
     decision: GateDecision | None = None,
     compared: Sequence[Comparison] = (),
-    regression: Kept | None = None,
+    regression: RegressionResult | None = None,
 ) -> str:
     """Return the report as Markdown. ``picture`` is the address of the curve: a file name or ``data_uri(png)``."""
     parts = [f"# {title}: round {result.round}, policy version {result.policy_version}"]

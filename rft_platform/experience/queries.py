@@ -131,7 +131,6 @@ def connect(
     checkpoints_root: Path | None = None,
     *,
     rounds: Iterable[int] | None = None,
-    memory_limit: str = MEMORY_LIMIT,
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with these views of the current files (a view without files is empty):
 
@@ -145,9 +144,9 @@ def connect(
     - ``checkpoints``: one row per ``manifest.json`` below ``checkpoints_root``.
 
     ``rounds`` limits the views to some rounds (default: all), so that a query over one round reads only that round's
-    files. Data that exceeds ``memory_limit`` is spilled to a temporary folder.
+    files. Data that exceeds ``MEMORY_LIMIT`` is spilled to a temporary folder.
     """
-    connection = _open(memory_limit)
+    connection = _open()
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
     _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, files.rollouts, ROLLOUT_SCHEMA)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
@@ -213,7 +212,7 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
     rollouts = [path for number in store.rounds() for path in store.rollout_files(number)]
     if (mirror := mirror_of(store.home)) is not None:
         rollouts = mirror.holding(rollouts, row_id)
-    with _open(MEMORY_LIMIT) as connection:
+    with _open() as connection:
         _create_view(connection, store, "rollouts", _FROM_ROLLOUTS, rollouts, ROLLOUT_SCHEMA)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
@@ -225,7 +224,7 @@ def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) ->
     for number in rounds:
         store.judged_file(number)  # if the current judgement is lost, its error names the remedy
         judgements += store.judged_files(number)
-    with _open(MEMORY_LIMIT) as connection:
+    with _open() as connection:
         _create_view(connection, store, "judgements", _FROM_JUDGED, judgements, JUDGED_WITH_ROUND)
         return _rows(connection, "SELECT * FROM judgements WHERE row_id = ? ORDER BY judge_version", [row_id])
 
@@ -260,9 +259,9 @@ def _paths(
     return [store.round_folder(number) / name for number, contents in ledgers.items() for name in names(contents)]
 
 
-def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
+def _open() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
-    connection.execute(f"SET memory_limit = '{memory_limit}'")
+    connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
     connection.execute("SET preserve_insertion_order = false")
     with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets cannot show a progress bar
         connection.execute("SET enable_progress_bar = false")

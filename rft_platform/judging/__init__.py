@@ -1,6 +1,6 @@
 """Judges, the functions and rules that reward runs.
 
-A *judging* is one call that judges many runs, for example all runs of a round.
+A *judge pass* is one call that judges many runs, for example all runs of a round.
 
 Read in this order:
 

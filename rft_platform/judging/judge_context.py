@@ -1,4 +1,4 @@
-"""What all judges of one judging share: models, stored answers, limits, and usage counts.
+"""What all judges of one judge pass share: models, stored answers, limits, and usage counts.
 
 A judge model is an auxiliary model of the project by its name, or any OpenAI endpoint. ``AnswerStore`` keeps the
 answers of judge models by request, and what each project has spent: one SQLite file for all processes.
@@ -198,7 +198,7 @@ ANSWERS = "answers.sqlite"
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """Counts of requests to models in one judging (one call that judges many runs)."""
+    """Counts of requests to models in one judge pass."""
 
     calls: int = 0  # requests sent, retries included
     cached: int = 0  # answers taken from the store
@@ -232,7 +232,7 @@ class JudgeState:
 
 
 class JudgeContext:
-    """One judging. Use it only in the event loop and the thread in which it was created."""
+    """One judge pass. Use it only in the event loop and the thread in which it was created."""
 
     def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any], timeout_s: float | None = None) -> None:
         self.timeout_s = timeout_s  #: time limit of a rule for one run; None: only the rule's own limit

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path
+from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import REWARD_ROUNDING, JudgedRow, RolloutRow
 
 Which = Literal["extremes", "all"]
@@ -29,15 +30,17 @@ def preference_pairs(
 ) -> PreferencePairs:
     """Return pairs of runs of one group whose rewards differ, and by ``least_margin`` or more.
 
-    ``extremes``: the best with the worst, one pair per group. ``all``: every two runs. Runs without a reward are left
-    out. A pair consists of the first two answers that differ after an equal history. Two runs give no pair if they
-    first differ in something else (another result of the same tool call, a rewritten history).
+    Only the first policy's calls and rewards count. ``extremes``: the best with the worst, one pair per group. ``all``:
+    every two runs. Runs without a reward are left out. A pair consists of the first two answers that differ after an
+    equal history. Two runs give no pair if they first differ in something else (another result of the same tool call, a
+    rewritten history).
     """
-    reward = {row.run_id: row.reward for row in judged if math.isfinite(row.reward)}
+    by_row = {row.row_id: row.reward for row in judged if math.isfinite(row.reward)}
+    own = [row for row in rows if row.call.policy == DEFAULT_POLICY and row.row_id in by_row]
+    reward = {row.run_id: by_row[row.row_id] for row in own}
     runs: dict[str, dict[str, list[RolloutRow]]] = {}
-    for row in rows:
-        if row.run_id in reward:
-            runs.setdefault(row.group_id, {}).setdefault(row.run_id, []).append(row)
+    for row in own:
+        runs.setdefault(row.group_id, {}).setdefault(row.run_id, []).append(row)
     found = PreferencePairs(groups=len(runs))
     for of_run in runs.values():
         best_first = sorted(of_run, key=lambda run_id: -reward[run_id])

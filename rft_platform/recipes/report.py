@@ -1,10 +1,10 @@
 """The report of a recipe: its figures before and after training, their curves, and transcripts to read."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.evaluation.plots import png_of
 from rft_platform.evaluation.results import EvaluationResult, Transcript
 from rft_platform.experience.record import REWARD_ROUNDING
 from rft_platform.recipes.recipe import Figure
@@ -123,12 +123,10 @@ def markdown(report: RecipeReport, picture: str) -> str:
 
 def draw(reports: Sequence[RecipeReport]) -> bytes:
     """Draw a PNG with a panel for each figure and a line for each report (for instance of several seeds)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
     curves = reports[0].curves
     drawing = Drawing(figsize=(3.6 * len(curves), 3.2), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(drawing)
     for column, curve in enumerate(curves):
         axes = drawing.add_subplot(1, len(curves), column + 1)
         scale = 100 if curve.figure.is_share else 1
@@ -145,9 +143,7 @@ def draw(reports: Sequence[RecipeReport]) -> bytes:
         axes.grid(alpha=0.3)
         if len(reports) > 1 and column == 0:
             axes.legend(frameon=False, fontsize=9)
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return png_of(drawing)
 
 
 def shown(value: float, is_share: bool) -> str:

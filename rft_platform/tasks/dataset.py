@@ -7,7 +7,7 @@ import difflib
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -18,27 +18,37 @@ from rft_platform.openai_api.messages import text_of
 from rft_platform.tasks.sources import LocatedRow, located_rows, with_nested
 from rft_platform.tasks.task import ORIGIN, Task
 
-LISTED = 10  # line numbers listed in a report
+LISTED = 10  # rows listed in a report
 _MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DatasetReport:
-    """Counts of read and dropped rows. Lines are line numbers of text files, otherwise row numbers, from 1."""
+    """Counts of read and dropped rows. Rows are named FILE:LINE, or FILE:NUMBER (from 1) if the file is not text."""
 
     source: str
-    columns: tuple[str, ...]
-    rows: int
-    duplicates: int  # rows equal to an earlier one in every column; dropped
-    duplicate_lines: tuple[int, ...]  # the first few
-    empty: int  # rows without a prompt or without an answer; dropped
-    empty_lines: tuple[int, ...]  # the first few
+    columns: tuple[str, ...] = ()
+    rows: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason
+    dropped_rows: dict[str, list[str]] = field(default_factory=dict)  # by reason: the first few
+
+    def drop(self, reason: str, row: str) -> None:
+        """Count a dropped row."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        if self.dropped[reason] <= LISTED:
+            self.dropped_rows.setdefault(reason, []).append(row)
 
     def left_out(self) -> str:
         """A message about the dropped rows; empty if none were dropped."""
-        if not (self.duplicates or self.empty):
-            return ""
-        return f"left out {self.duplicates} duplicate and {self.empty} empty of {self.rows} rows"
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.dropped.items()))
+        return f"left out {counts} of {self.rows:,} rows" if counts else ""
+
+    def examples(self) -> str:
+        """A message about the dropped rows, with the first locations of each reason."""
+        return "; ".join(
+            f"{count:,} {reason} (first: {', '.join(self.dropped_rows[reason][:3])})"
+            for reason, count in sorted(self.dropped.items())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +108,22 @@ def load_tasks(
 def _collect(
     path: str, located: Iterable[LocatedRow], prompt_key: str | None, response_key: str | None, section: str | None
 ) -> tuple[DatasetReport, Iterable[dict[str, Any]]]:
-    columns: dict[str, None] = {}
+    report, columns = DatasetReport(path), dict[str, None]()
     kept: dict[str, dict[str, Any]] = {}
-    duplicates: list[int] = []
-    empty: list[int] = []
-    total = 0
     wanted = {"prompt_key": prompt_key, "response_key": response_key}
     settings = {name: column for name, column in wanted.items() if column is not None}
     keys = list(settings.values())
     for file, number, read in located:
         row, where = with_nested(read, keys), f"{path}{'' if path.endswith(file) else f'/{file}'}, line {number}"
-        total += 1
+        report.rows += 1
         columns.update(dict.fromkeys(row))
         if any(is_empty(row.get(key)) for key in keys) or (prompt_key and is_empty(_prompt(row, prompt_key, where)[1])):
-            empty.append(number)
+            report.drop("empty", f"{file}:{number}")
         elif (identity := _identity(where, row)) in kept:
-            duplicates.append(number)
+            report.drop("duplicate", f"{file}:{number}")
         else:
             kept[identity] = row
-    report = DatasetReport(
-        source=path,
-        columns=tuple(columns),
-        rows=total,
-        duplicates=len(duplicates),
-        duplicate_lines=tuple(duplicates[:LISTED]),
-        empty=len(empty),
-        empty_lines=tuple(empty[:LISTED]),
-    )
+    report.columns = tuple(columns)
     _require(report, settings, section, kept=len(kept))
     return report, kept.values()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file, digest_json
-from rft_platform.tasks.dataset import half_pair, is_empty
+from rft_platform.tasks.dataset import DatasetReport, half_pair, is_empty
 from rft_platform.tasks.messages import (
     Message,
     as_context,
@@ -226,39 +226,6 @@ def _missing(source: str, found: Sequence[str], names: Sequence[str], expected: 
 #: Makes the row to train on from a row of the dataset and its location; None: prompt or answer is empty.
 _Maker = Callable[[dict[str, Any], str], Row | None]
 
-LISTED = 10  # rows listed in a report
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineReport:
-    """Counts of read and dropped rows. Rows are named FILE:LINE, the first few of each kind."""
-
-    source: str
-    columns: tuple[str, ...]
-    rows: int
-    duplicates: int  # rows equal to an earlier one in the content that is trained on
-    duplicate_rows: tuple[str, ...]
-    empty: int  # rows without a prompt or an answer
-    empty_rows: tuple[str, ...]
-    equal: int  # pairs with equal answers, which express no preference
-    equal_rows: tuple[str, ...]
-
-    def left_out(self) -> str:
-        """A message about the dropped rows; empty if none were dropped."""
-        counts = ", ".join(f"{count:,} {name}" for name, count, _ in self._kinds() if count)
-        return f"left out {counts} of {self.rows:,} rows" if counts else ""
-
-    def examples(self) -> str:
-        """A message about the dropped rows, with the first locations of each kind."""
-        return "; ".join(f"{count:,} {name} (first: {', '.join(at[:3])})" for name, count, at in self._kinds() if count)
-
-    def _kinds(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
-        return (
-            ("duplicate", self.duplicates, self.duplicate_rows),
-            ("empty", self.empty, self.empty_rows),
-            ("undecided (chosen equals rejected)", self.equal, self.equal_rows),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class OfflineDataset:
@@ -267,7 +234,7 @@ class OfflineDataset:
     rows: tuple[Row, ...]  # messages; prompt, chosen and rejected; or prompt, completion and label; optionally tools
     places: tuple[tuple[str, int], ...]  # file and line (or row number) of each row
     digest: str
-    report: OfflineReport
+    report: DatasetReport
     files: dict[str, str]  # SHA-256 of each source file; empty for a dataset of the hub
     origins: tuple[Any, ...]  # of each row: the traces that it was imported from, or None
 
@@ -319,60 +286,41 @@ def _load(
     if not located:
         raise UserError(f"{path}: the dataset is empty; expected at least one row")
     found = tuple(dict.fromkeys(name for _, _, row in located for name in row))
-    make, sorting = choose(found), _Sorting()
-    kept = list(islice(sorting.kept(located, make), limit))
+    report = DatasetReport(path, found)
+    kept = list(islice(_kept(located, choose(found), report), limit))
     if not kept:
-        raise UserError(
-            f"{path}: none of its {len(located):,} rows can be trained on: {sorting.report(path, found).examples()}"
-        )
+        raise UserError(f"{path}: none of its {len(located):,} rows can be trained on: {report.examples()}")
     digest = hashlib.sha256()
-    for _, row in kept:
+    for _, row, _ in kept:
         digest.update(digest_json(row).encode())
     return OfflineDataset(
-        rows=tuple(row for _, row in kept),
-        places=tuple(place for place, _ in kept),
-        origins=tuple(sorting.origins[place] for place, _ in kept),
+        rows=tuple(row for _, row, _ in kept),
+        places=tuple(place for place, _, _ in kept),
+        origins=tuple(origin for _, _, origin in kept),
         digest=digest.hexdigest(),
-        report=sorting.report(path, found),
+        report=report,
         files=_digests(source_files(path, split, subset_name)),
     )
 
 
-class _Sorting:
-    """Separates rows to train on from duplicate, empty and undecided rows, and counts the rows that are left out."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._duplicates: list[str] = []
-        self._empty: list[str] = []
-        self._equal: list[str] = []
-        self.origins: dict[tuple[str, int], Any] = {}
-
-    def kept(self, located: Iterable[LocatedRow], make: _Maker) -> Iterator[tuple[tuple[str, int], Row]]:
-        """The rows to train on, each with its location."""
-        seen: set[bytes] = set()
-        for file, number, raw in located:
-            self._rows += 1
-            where = f"{file}:{number}"
-            row = make(raw, where)
-            if row is None:
-                self._empty.append(where)
-            elif "chosen" in row and row["chosen"] == row["rejected"]:
-                self._equal.append(where)
-            elif (identity := _identity(row, where)) in seen:
-                self._duplicates.append(where)
-            else:
-                seen.add(identity)
-                self.origins[file, number] = raw.get(ORIGIN)
-                yield (file, number), row
-
-    def report(self, path: str, columns: tuple[str, ...]) -> OfflineReport:
-        """The counts so far."""
-        named = [(len(rows), tuple(rows[:LISTED])) for rows in (self._duplicates, self._empty, self._equal)]
-        (duplicates, duplicate_rows), (empty, empty_rows), (equal, equal_rows) = named
-        return OfflineReport(
-            path, columns, self._rows, duplicates, duplicate_rows, empty, empty_rows, equal, equal_rows
-        )
+def _kept(
+    located: Iterable[LocatedRow], make: _Maker, report: DatasetReport
+) -> Iterator[tuple[tuple[str, int], Row, Any]]:
+    """The rows to train on, each with its location and its traces; ``report`` counts all."""
+    seen: set[bytes] = set()
+    for file, number, raw in located:
+        report.rows += 1
+        where = f"{file}:{number}"
+        row = make(raw, where)
+        if row is None:
+            report.drop("empty", where)
+        elif "chosen" in row and row["chosen"] == row["rejected"]:
+            report.drop("undecided (chosen equals rejected)", where)
+        elif (identity := _identity(row, where)) in seen:
+            report.drop("duplicate", where)
+        else:
+            seen.add(identity)
+            yield (file, number), row, raw.get(ORIGIN)
 
 
 def _identity(row: Row, where: str) -> bytes:

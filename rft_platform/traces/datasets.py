@@ -20,7 +20,7 @@ TASKS, DEMONSTRATIONS, PREFERENCES = KINDS = ("tasks", "demonstrations", "prefer
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ScoreRule:
     """Which score compares answers, and which answers are demonstrations."""
 
     score: str | None = None  # None: the only score that the traces have
@@ -33,10 +33,10 @@ class Selection:
             return names[0] if len(names) == 1 else None
         if self.score is None and len(names) == 1:
             return names[0]
-        if self.score is None or (self.score not in names and names):
-            known = ", ".join(names) or "none"
+        if self.score is None or (self.score not in names and traces):
+            known = f"the scores {', '.join(names)}; name one of these" if names else "no scores; leave out the option"
             given = "--min-score needs --score" if self.score is None else f"--score {self.score}"
-            raise UserError(f"{given}: the traces have the scores {known}; name one of these")
+            raise UserError(f"{given}: the traces have {known}")
         return self.score
 
 
@@ -48,10 +48,10 @@ class Datasets:
     score: str | None = None
 
 
-def datasets_of(traces: Sequence[Trace], origin: dict[str, str], selection: Selection) -> Datasets:
+def datasets_of(traces: Sequence[Trace], origin: dict[str, str], score_rule: ScoreRule) -> Datasets:
     """The rows of all traces. ``origin``: what every row says of its import, beside its traces."""
-    score = selection.score_of(traces)
-    made = _Maker(origin, score, selection.min_score)
+    score = score_rule.score_of(traces)
+    made = _Maker(origin, score, score_rule.min_score)
     return Datasets(
         {
             TASKS: list(made.tasks(traces)),

@@ -26,7 +26,7 @@ from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home, private_files
 from rft_platform.object_store.mirror import removing
 from rft_platform.tasks.task import ORIGIN
-from rft_platform.traces.datasets import KINDS, Row, Selection, datasets_of
+from rft_platform.traces.datasets import KINDS, Row, ScoreRule, datasets_of
 from rft_platform.traces.readers.base import read_traces
 from rft_platform.traces.readers.formats import FORMATS
 from rft_platform.traces.readers.trace import BadTrace, Trace
@@ -44,7 +44,7 @@ class ImportRequest:
     source: str
     experiment: str | None = None  # of MLflow
     link: str | None = None  # page of a trace, with ``{id}`` in place of its id
-    selection: Selection = field(default_factory=Selection)
+    score_rule: ScoreRule = field(default_factory=ScoreRule)
     default_name: bool = False  # ``name`` is ``name_of(source)``: it replaces no import of another source
 
     @property
@@ -121,7 +121,7 @@ class Imports:
         chosen.check(request)
         before = redaction.calls
         traces = [_stored(trace, request, redaction) for trace in chosen.traces.values()]
-        made = datasets_of(traces, {"format": request.format, "imported_as": request.name}, request.selection)
+        made = datasets_of(traces, {"format": request.format, "imported_as": request.name}, request.score_rule)
         for kind, rows in made.rows.items():
             write_rows(self.file(kind, request.name), rows)
         files = {kind: self.file(kind, request.name) for kind in made.rows}

@@ -36,7 +36,7 @@ def entries_of(cell: Any) -> list[Mapping[str, Any]]:
     return [one for one in found if _is_origin(one)] if isinstance(found, list) else []
 
 
-def traces_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+def distinct_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """The origins without repetitions, in their order."""
     return tuple({(one.format, one.id): one for one in origins}.values())
 
@@ -44,7 +44,7 @@ def traces_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
 def dataset_origins(file: Path) -> tuple[Origin, ...]:
     """The traces of the rows of a Parquet file that a training read.
 
-    None if the file has no such column, is gone or is damaged: who reads its rows reports that.
+    Empty if the file has no such column, is gone or is damaged: who reads its rows reports that.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -54,7 +54,7 @@ def dataset_origins(file: Path) -> tuple[Origin, ...]:
         cells = pq.read_table(file, columns=[ORIGIN])[ORIGIN].to_pylist() if named else []
     except (pa.ArrowException, OSError):
         return ()
-    return traces_of(origin for cell in cells for origin in origins_of(cell))
+    return distinct_origins(origin for cell in cells for origin in origins_of(cell))
 
 
 def task_origins(folder: Path) -> dict[str, list[Origin]]:

@@ -16,10 +16,8 @@ from rft_platform.common.personal_data import Redaction
 from rft_platform.config.home import Home, private_files
 from rft_platform.traces.imports import Imports
 from rft_platform.traces.readers.base import Record
-from rft_platform.traces.readers.spans import SUBJECTS, SpanReader
+from rft_platform.traces.readers.spans import LEVELS, SUBJECTS, SpanReader
 
-#: The parts of an export request: resources, scopes, and spans or log records.
-_LEVELS = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 #: Attributes that name a person are kept as they are, so that ``rft forget`` finds them.
 _KEPT = frozenset(SUBJECTS)
 
@@ -54,7 +52,7 @@ class ReceivedSpans:
                 file.write(line + b"\n")
         return stored
 
-    def traces_of(self, subject: str | None) -> set[str]:
+    def traces_of_person(self, subject: str | None) -> set[str]:
         """The ids of the received traces of a person."""
         if subject is None or not self.root.exists():
             return set()
@@ -123,7 +121,7 @@ def _redacted_text(text: str, redaction: Redaction) -> str:
 def _without(request: Mapping[str, Any], trace_ids: Collection[str]) -> dict[str, Any]:
     """An export request without the spans and log records of some traces."""
     found = dict(request)
-    for outer, inner, items in _LEVELS:
+    for outer, inner, items in LEVELS:
         if outer in found:
             found[outer] = [
                 {

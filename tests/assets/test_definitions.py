@@ -17,6 +17,7 @@ from rft_platform.assets.checks import (
     checkpoint_specs,
     evaluation_results,
 )
+from rft_platform.assets.common import report_table
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.schema.rft_config import RftConfig
@@ -25,6 +26,7 @@ from rft_platform.project_definitions import definitions_of
 from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.rounds.project.code_version import release
 from rft_platform.rounds.reporting.reward_audit import Finding
+from rft_platform.tasks.dataset import DatasetReport
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
 AUDITED = Finding("audit_held_out", True, "nothing to compare")
@@ -261,3 +263,11 @@ def test_the_definitions_import_no_plugin_of_the_project(tmp_path):
     config["algorithm"] = {"plugins": [str(tmp_path / "plugin.py")]}
     shown = definitions_of(RftConfig.model_validate(config))
     assert "sft_job" not in [job.name for job in shown.get_repository_def().get_all_jobs()]
+
+
+def test_the_report_of_a_dataset_is_a_row_of_a_table():
+    report = DatasetReport("a.jsonl", ("question", "answer"), 3)
+    for line in (2, 3):
+        report.drop("empty", f"a.jsonl:{line}")
+    (record,) = report_table([report]).records
+    assert record.data["dropped"] == "empty: 2" and record.data["dropped_rows"] == "empty: a.jsonl:2, a.jsonl:3"

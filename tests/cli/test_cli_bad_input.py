@@ -180,7 +180,7 @@ def test_faults_of_the_data_that_stop_nothing_are_noted(
 
     result = rft("run", "--config", config, "--dry-run")
 
-    assert "train.jsonl: left out 1 duplicate and 1 empty of 18 rows" in result.stdout
+    assert "train.jsonl: left out 1 duplicate, 1 empty of 18 rows" in result.stdout
     assert "test.jsonl: 1 of 2 held-out tasks are also explored" in result.stdout
 
 

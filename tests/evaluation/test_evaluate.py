@@ -96,11 +96,17 @@ def test_sampled_or_greedy_evaluation_alone() -> None:
 
 def test_parts_of_a_weighted_judge_are_metrics_of_their_own() -> None:
     judge = build_judge([WeightedJudge(judge="exact_match", weight=0.8), WeightedJudge(judge="numeric", weight=0.2)])
-    result = measure(SumEngine(), judge=judge, pass_threshold=1.0)
+    result = measure(SumEngine(), judge=judge)
     assert result.sampled is not None
     assert result.sampled.value == 0.25
     assert result.metrics["eval/sums/exact_match/mean@4"] == 0.25
     assert result.metrics["eval/sums/numeric/mean@4"] == 0.25
+
+
+@pytest.mark.parametrize(("weight", "reported"), [(1.0, None), (0.5, 0.25)])
+def test_a_single_part_is_a_metric_if_it_differs_from_the_reward(weight: float, reported: float | None) -> None:
+    result = measure(SumEngine(), judge=build_judge([WeightedJudge(judge="exact_match", weight=weight)]))
+    assert result.metrics.get("eval/sums/exact_match/mean@4") == reported
 
 
 def test_runs_that_the_judge_fails_on_are_left_out() -> None:

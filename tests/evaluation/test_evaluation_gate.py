@@ -5,7 +5,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.evaluation import Gate, Regression
-from rft_platform.evaluation.gate import gate, kept, promotion_rule
+from rft_platform.evaluation.gate import compare_with_start, gate, promotion_rule
 from rft_platform.evaluation.results import EvaluationResult
 
 Make = Callable[..., EvaluationResult]
@@ -107,7 +107,8 @@ def test_a_task_whose_run_failed_counts_for_neither_policy(make_result: Make, me
 
 def test_the_regression_set_refuses_a_policy_whose_runs_fail(make_result: Make) -> None:
     start = with_failures(make_result, 0, passed=70, failed=0)
-    found = kept(with_failures(make_result, 16, passed=50, failed=50), start, Regression(taskset="general"))
+    candidate = with_failures(make_result, 16, passed=50, failed=50)
+    found = compare_with_start(candidate, start, Regression(taskset="general"))
     assert not found.decision.passed
     assert found.decision.reason.startswith("regression set general: 50.0% of its runs failed, 0.0% of the start's")
 

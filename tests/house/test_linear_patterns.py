@@ -192,6 +192,10 @@ def test_a_reader_of_answers_takes_linear_time(reader: str) -> None:
     assert slow(READERS[reader], TAGS, (*FEW_UNITS, *UNITS)) == []
 
 
+def test_a_list_that_looks_like_thousands_takes_linear_time() -> None:
+    assert slow(lambda text: final_number(f"{text}1"), ["#### "], ["111 "]) == []
+
+
 def test_exceptions_name_patterns_that_exist() -> None:
     assert EXEMPT.keys() | ANCHORED <= PATTERNS.keys()
 

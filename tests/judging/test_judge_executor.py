@@ -105,21 +105,6 @@ def test_blocking_judges_run_beside_each_other_and_beside_the_loop() -> None:
     assert [run.reward for run in judge_runs(run_rows(["a"] * 8), TASKS, build_judge(waits))] == [1.0] * 8
 
 
-def test_as_many_runs_are_judged_at_a_time_as_asked_for() -> None:
-    now, most = 0, 0
-
-    async def judge(task: Any, response: Any) -> float:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.01)
-        now -= 1
-        return 1.0
-
-    runs = judge_runs(run_rows(["a"] * 9), TASKS, build_judge(judge), concurrency=3)
-    assert (len(runs), most, {run.reward for run in runs}) == (9, 3, {1.0})
-
-
 def test_a_judge_that_hangs_costs_its_own_run_alone() -> None:
     over = threading.Event()
 

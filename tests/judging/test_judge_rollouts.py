@@ -16,6 +16,7 @@ from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.experience.record import TRUNCATED_METRIC, RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.judging.execution import judge_executor
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import (
     GREEDY_BASELINE,
@@ -228,6 +229,16 @@ def test_a_judge_that_always_fails_is_the_users_error() -> None:
         judge_runs([row(1, 0, "2")], TASKS, build_judge(broken))
 
 
+def test_a_judge_that_fails_on_every_judged_run_stops_no_round_in_which_other_runs_have_rewards() -> None:
+    def broken(task: dict[str, Any], response: Any) -> float:
+        return task["absent"]
+
+    cut = row(1, 0, "half an answer", reward=0.25)
+    cut.call.metrics = {TRUNCATED_METRIC: 1.0}
+    runs = judge_runs([cut, row(1, 1, "2", output="2")], TASKS, build_judge(broken))
+    assert (runs[0].reward, runs[0].error, runs[1].error is None) == (0.25, None, False)
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [("x", "the judge failed on the only run: ValueError: no verdict"), ("9", "no run has a usable reward; the first")],
@@ -267,7 +278,8 @@ def test_a_row_of_another_taskset_is_refused() -> None:
         judge_runs([row(1, 0, "2")], {}, build_judge("exact_match"))
 
 
-def test_async_judges_run_together_within_the_bound() -> None:
+def test_async_judges_run_together_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_executor, "CONCURRENCY", 3)
     running = most = 0
 
     async def judge(task: dict[str, Any], response: Any, auxiliary_models: Any, logger: Any) -> JudgeOutput:
@@ -279,7 +291,7 @@ def test_async_judges_run_together_within_the_bound() -> None:
         return JudgeOutput(reward=auxiliary_models["bonus"])
 
     rows = [row(1, run, "2") for run in range(10)]
-    runs = judge_runs(rows, TASKS, build_judge(judge), concurrency=3, auxiliary_models={"bonus": 0.5})
+    runs = judge_runs(rows, TASKS, build_judge(judge), auxiliary_models={"bonus": 0.5})
     assert [run.reward for run in runs] == [0.5] * 10
     assert [run.run_id for run in runs] == [f"g1-{run}" for run in range(10)]
     assert most == 3

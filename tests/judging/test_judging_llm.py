@@ -121,9 +121,12 @@ def test_an_endpoint_that_is_too_slow(endpoint: JudgeServer, state: JudgeState) 
     ("answer", "complaint"),
     [
         ("I would say 4", "it holds no JSON object"),
-        ('{"scores": {"quality": 4}}', "scores.tone: Field required"),
+        ('{"scores": {"quality": 4}}', "scores: expected quality, tone, got quality"),
         ('{"scores": {"quality": 6, "tone": 3}}', "scores.quality: Input should be less than or equal to 5, got 6"),
-        ('{"scores": {"quality": 4, "tone": 3, "style": 1}}', "scores.style: Extra inputs are not permitted"),
+        (
+            '{"scores": {"quality": 4, "tone": 3, "style": 1}}',
+            "expected quality, tone, got quality, tone, style",
+        ),
         ('{"quality": 4, "tone": 3}', "scores: Input should be a valid dictionary"),
     ],
 )
@@ -137,6 +140,13 @@ def test_an_invalid_answer_is_sent_back_with_its_problem(
     assert history[-2] == {"role": "assistant", "content": answer} and complaint in history[-1]["content"]
     judged(["abcd"], state, {"model": endpoint.model})
     assert endpoint.calls == 2  # only the valid one is kept
+
+
+@pytest.mark.parametrize("name", ["_tone", "model_config", "json"])
+def test_a_criterion_may_have_any_name(endpoint: JudgeServer, state: JudgeState, name: str) -> None:
+    endpoint.say = lambda prompt: json.dumps({"scores": {name: 5}})
+    (run,) = judged(["abcd"], state, {"model": endpoint.model, "criteria": {name: "how it sounds"}, "retries": 0})
+    assert run.parts == {"llm": 1.0, f"llm/{name}": 5.0}
 
 
 def test_a_stored_answer_that_another_judge_finds_invalid_is_requested_again(

@@ -11,6 +11,7 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, build_judge
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
 from rft_platform.judging.execution.judge_rollouts import judge_rollouts, judge_runs
+from rft_platform.judging.preferences import preference_pairs
 from rft_platform.judging.types import JudgeOutput
 
 from .test_judge_rollouts import TASKS, row
@@ -87,6 +88,16 @@ def test_a_reward_that_is_not_finite_leaves_the_run_out() -> None:
 
     runs = judge_runs(GAME[:5], TASKS, build_judge(broken))
     assert [run.error is not None for run in runs] == [True, False]
+
+
+def test_pairs_are_of_the_first_policy_with_its_rewards() -> None:
+    game = [
+        *run_of(0, (DEFAULT_POLICY, "good"), ("rival", "bad"), reward=1.0, rival=-1.0),
+        *run_of(1, (DEFAULT_POLICY, "weak"), ("rival", "strong"), reward=0.0, rival=3.0),
+    ]
+    (pair,) = preference_pairs(game, judge_rollouts(game, TASKS, None, advantage_fn="grpo").rows).rows
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("good", "weak")
+    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
 
 
 def test_operators_work_on_each_policy_apart() -> None:

@@ -64,9 +64,12 @@ def test_equal_answers_and_a_single_run_are_not_asked_about(endpoint: JudgeServe
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ('{"scores": {"answer_1": 0.5}}', "answer_2: Field required"),
+        ('{"scores": {"answer_1": 0.5}}', "expected answer_1, answer_2, got answer_1."),
         ('{"scores": {"answer_1": 0.5, "answer_2": 1.5}}', "answer_2: Input should be less than or equal to 1"),
-        ('{"scores": {"answer_1": 0.5, "answer_2": 0.1, "answer_3": 1}}', "answer_3: Extra inputs"),
+        (
+            '{"scores": {"answer_1": 0.5, "answer_2": 0.1, "answer_3": 1}}',
+            "got answer_1, answer_2, answer_3",
+        ),
         ('{"scores": [0.5, 0.1]}', "scores: Input should be"),
     ],
 )

@@ -75,6 +75,7 @@ from rft_platform.tasks.dataset import load_tasks
         ("x_3 = 7", 7),
         ("**42**", 42),
         ("it is 1 000", 1000),
+        ("#### 111 222 3", 111),  # a list
         ("#### 12\u202f345.5", Fraction("12345.5")),
         (r"$1\,000\,000$", 10**6),
         ("１２", 12),

@@ -170,6 +170,11 @@ def test_lengths_that_make_no_sense_are_refused(longest: int, cache: int) -> Non
         penalty(np.array([1]), longest, cache)
 
 
+def test_a_missing_option_is_refused() -> None:
+    with pytest.raises(UserError, match="needs the arguments max_length, cache_length; got max_length"):
+        pipeline(("overlong_penalty", {"max_length": 100}))
+
+
 def test_every_operator_reports_its_input_and_output_counts() -> None:
     rows = [row(1, 0, "2"), row(1, 1, "x", length=9), row(2, 0, "4"), row(2, 0, "4", step=1), row(2, 1, "4")]
     given = pipeline(overlong(1.0, 10, 5), ("dynamic_sampling", {}), ("reward_filter", {"threshold": 0.5}))

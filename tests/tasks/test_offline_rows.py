@@ -61,7 +61,7 @@ def test_every_form_of_a_demonstration_is_the_same_conversation(tmp_path, row, c
 def test_an_answer_with_a_label_needs_no_partner(tmp_path, row, columns, label):
     found = pairs(tmp_path, [row, dict.fromkeys(row)], **columns)
     assert found.rows == ({"prompt": [USER], "completion": [GOOD], "label": label},)
-    assert found.report.empty == 1
+    assert found.report.dropped == {"empty": 1}
 
 
 def test_pairs_as_json_text_are_messages_and_other_text_is_kept(tmp_path):
@@ -150,8 +150,8 @@ def test_omitted_rows_are_counted_and_named(tmp_path):
     pair = {"prompt": "1+1=?", "chosen": "2", "rejected": "3"}
     found = pairs(tmp_path, [pair, pair, {**pair, "chosen": " "}, {**pair, "rejected": "2"}])
     report = found.report
-    assert (len(found.rows), report.rows, report.duplicates, report.empty, report.equal) == (1, 4, 1, 1, 1)
-    assert report.duplicate_rows == ("train.jsonl:2",) and report.empty_rows == ("train.jsonl:3",)
+    assert (len(found.rows), report.rows, sum(report.dropped.values())) == (1, 4, 3)
+    assert report.dropped_rows["duplicate"] == ["train.jsonl:2"] and report.dropped_rows["empty"] == ["train.jsonl:3"]
     assert "1 duplicate, 1 empty, 1 undecided" in report.left_out()
 
 

@@ -19,7 +19,7 @@ from rft_platform.resources.names import PLAIN_NAMES
 from rft_platform.resources.project import ProjectResource
 from rft_platform.tasks.dataset import load_tasks
 from rft_platform.tasks.offline_dataset import Columns, load_conversations, load_pairs
-from rft_platform.traces.datasets import DEMONSTRATIONS, PREFERENCES, TASKS, Selection
+from rft_platform.traces.datasets import DEMONSTRATIONS, PREFERENCES, TASKS, ScoreRule
 from rft_platform.traces.imports import ImportReport, ImportRequest, Imports, import_kind, name_of, read_jsonl
 from tests.traces.scenarios import scenario
 from tests.traces.test_readers import COUNT, EXPORTS
@@ -95,13 +95,13 @@ def test_a_repeated_import_doubles_nothing(imports: Imports) -> None:
 
 
 def test_a_score_selects_demonstrations(imports: Imports) -> None:
-    report = run(imports, selection=Selection("helpful", 0.5))
+    report = run(imports, score_rule=ScoreRule("helpful", 0.5))
     answers = [row["messages"][-1]["content"] for row in read_jsonl(imports.file(DEMONSTRATIONS, "langsmith"))]
     assert report.rows[DEMONSTRATIONS] == 9
     assert "No idea." not in answers
     assert "Yes, order 0 within 30 days." in answers, "a correction needs no score"
     with pytest.raises(UserError, match="--score kind: the traces have the scores helpful"):
-        run(imports, selection=Selection("kind"))
+        run(imports, score_rule=ScoreRule("kind"))
 
 
 def test_texts_are_redacted_before_they_are_stored(imports: Imports) -> None:
@@ -150,7 +150,7 @@ def test_dagster_has_a_partition_for_each_import(imports: Imports, tmp_path: Pat
         assert reconcile_imports(home, instance) == ["langfuse", "langsmith"]
         assert reconcile_imports(home, instance) == [], "Dagster knows these rows"
         assert instance.get_materialized_partitions(key) == {"langfuse", "langsmith"}
-        run(imports, "langfuse", selection=Selection("helpful", 0.5))
+        run(imports, "langfuse", score_rule=ScoreRule("helpful", 0.5))
         assert reconcile_imports(home, instance) == ["langfuse"]
         found = instance.get_latest_materialization_event(key)
     assert found is not None and found.asset_materialization is not None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rft_platform.traces.readers.messages import messages_of, tools_of
-from rft_platform.traces.readers.trace import BadTraceError, ModelCall, conversation_of
+from rft_platform.traces.readers.trace import BadTraceError, TracedCall, main_conversation
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 EXPECTED = [
@@ -125,10 +125,10 @@ def test_tools() -> None:
 
 
 def test_the_main_conversation_begins_where_the_agent_began() -> None:
-    routing = ModelCall(
+    routing = TracedCall(
         0.0, [{"role": "user", "content": "Which topic? 1+1?"}], [{"role": "assistant", "content": "x"}]
     )
-    first, second = ModelCall(1.0, EXPECTED[:2], [EXPECTED[2]]), ModelCall(2.0, EXPECTED[:4], [EXPECTED[4]])
-    guard = ModelCall(3.0, [{"role": "user", "content": "Is this safe?"}], [{"role": "assistant", "content": "yes"}])
-    prompt, answer, _ = conversation_of([guard, second, routing, first])
+    first, second = TracedCall(1.0, EXPECTED[:2], [EXPECTED[2]]), TracedCall(2.0, EXPECTED[:4], [EXPECTED[4]])
+    guard = TracedCall(3.0, [{"role": "user", "content": "Is this safe?"}], [{"role": "assistant", "content": "yes"}])
+    prompt, answer, _ = main_conversation([guard, second, routing, first])
     assert (prompt, answer) == (EXPECTED[:2], EXPECTED[2:])

@@ -71,18 +71,22 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
 def check_arguments(
     what: str, function: Callable[..., Any], given: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> None:
-    """Check ``given`` against the keyword-only arguments of ``function``; UserError for an unknown name or wrong value.
+    """Check ``given`` against the keyword-only arguments of ``function``.
 
-    A value must have the annotated type and be inside the annotation's bounds. ``hidden`` are arguments that the
-    platform passes, so ``given`` must not contain them.
+    Raises UserError for an unknown name, for a wrong value and if an argument without a default is missing. A value
+    must have the annotated type and be inside the annotation's bounds. ``hidden`` are arguments that the platform
+    passes, so ``given`` must not contain them.
     """
     parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
+    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden}
     for name in given:
         if name not in known:
             raise UserError(
                 unknown_name(f"argument of {what}", name, known) if known else f"{what} takes no argument; got {name!r}"
             )
+    needed = [name for name, p in known.items() if p.default is p.empty]
+    if not given.keys() >= set(needed):
+        raise UserError(f"{what} needs the arguments {', '.join(needed)}; got {', '.join(given) or 'none'}")
     hints = _type_hints(function)
     for name, value in given.items():
         if name in hints:

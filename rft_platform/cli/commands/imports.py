@@ -46,12 +46,12 @@ def import_traces(
     from rft_platform.common.redaction import visible
     from rft_platform.config.home import Home
     from rft_platform.run.console import output, print_json
-    from rft_platform.traces.datasets import Selection
+    from rft_platform.traces.datasets import ScoreRule
     from rft_platform.traces.imports import ImportRequest, Imports, name_of, redaction_for
 
     home = Home.from_environment()
-    selection = Selection(score, min_score)
-    request = ImportRequest(name or name_of(source), format, source, experiment, link, selection, not name)
+    score_rule = ScoreRule(score, min_score)
+    request = ImportRequest(name or name_of(source), format, source, experiment, link, score_rule, not name)
     report = Imports(home).run(request, redaction_for(redact or _configured_redaction(home)))
     _tell_dagster(home)
     if as_json:

@@ -238,8 +238,8 @@ class Explorer(Section):
     all their attempts, and drop the task if one still fails. ``drop``: drop the task. ``partial``: keep the runs that
     succeeded."""
     truncated_reward: float | None = Field(default=0.0, allow_inf_nan=False)
-    """Reward of a run that exceeded the context before its workflow returned a reward (if there is a judge, the judge's
-    reward counts instead). null: such a run counts as failed."""
+    """Reward of a run that exceeded the context before its workflow returned; no judge is called. Step rewards, if
+    there are any, are summed instead. null: such a run counts as failed."""
 
     @property
     def policy_gpus(self) -> int:

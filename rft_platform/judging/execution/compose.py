@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import ValidationError
 
+from rft_platform.algorithms.common.registry import check_arguments
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, load_object, short_name
+from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.judge_context import JudgeState
@@ -165,24 +167,8 @@ class JudgeWorkers(Protocol):
         ...
 
 
-class WeightedEntry(Protocol):
-    """One entry of a weighted judge in the configuration."""
-
-    @property
-    def judge(self) -> str:
-        """Name of the judge."""
-
-    @property
-    def weight(self) -> float:
-        """Factor of the judge's reward in the sum."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """Arguments of the judge."""
-
-
 @dataclass(frozen=True, slots=True)
-class Columns:
+class JudgeInputs:
     """The columns of prompt and reference answer, and the models that the names of auxiliary models stand for."""
 
     answer: str | None = "answer"
@@ -191,7 +177,7 @@ class Columns:
 
 
 def build_judge(
-    judge: str | JudgeFunction | Sequence[WeightedEntry],
+    judge: str | JudgeFunction | Sequence[WeightedJudge],
     args: Mapping[str, Any] | None = None,
     *,
     answer_key: str | None = "answer",
@@ -206,15 +192,15 @@ def build_judge(
     None: the models are not known here. Raises ``UserError`` for an unknown name, a function with the wrong parameters,
     and unknown or missing arguments.
     """
-    columns = Columns(answer_key, prompt_key, models)
+    inputs = JudgeInputs(answer_key, prompt_key, models)
     if isinstance(judge, str) or callable(judge):
-        parts = [_part(judge, dict(args or {}), 1.0, columns)]
+        parts = [_part(judge, dict(args or {}), 1.0, inputs)]
     elif args:
         raise UserError(f"judge_args {dict(args)!r}: in a list of judges, give each entry its own args")
     elif not judge:
         raise UserError("judge: the list is empty; give at least one judge, or null if the workflow sets the reward")
     else:
-        parts = [_part(entry.judge, dict(entry.args), entry.weight, columns) for entry in judge]
+        parts = [_part(entry.judge, dict(entry.args), entry.weight, inputs) for entry in judge]
     parts = _distinct(parts)
     version = judge_version([(part.name, part.function, part.described, part.weight) for part in parts])
     return JudgeSpec(tuple(parts), version)
@@ -222,12 +208,12 @@ def build_judge(
 
 def loaded_part(name: str, reference: str, args: Mapping[str, Any], weight: float) -> JudgePart:
     """The part of a judge that is a user's function, in another process. Raises UserError as ``build_judge`` does."""
-    return replace(_part(reference, dict(args), weight, Columns()), name=name)
+    return replace(_part(reference, dict(args), weight, JudgeInputs()), name=name)
 
 
-def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, inputs: JudgeInputs) -> JudgePart:
     if isinstance(judge, str) and judge in MODEL_JUDGES:
-        return _model_part(judge, args, weight, columns)
+        return _model_part(judge, args, weight, inputs)
     if isinstance(judge, str):
         name, function = short_name(judge), find_judge(judge)
     else:
@@ -235,7 +221,7 @@ def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, colum
     builtin, group = function in RULES.values(), is_group_judge(function)
     reference = judge if isinstance(judge, str) and not builtin and not is_live(judge) else None
     if builtin:
-        args = _rule_arguments(name, function, args, columns.answer)
+        args = _rule_arguments(name, function, args, inputs.answer)
     else:
         try:
             check_group_judge(function, args) if group else check_judge_function(function, args, run=True)
@@ -244,13 +230,13 @@ def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, colum
     return JudgePart(name, function, args, weight, group, builtin, reference=reference)
 
 
-def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+def _model_part(name: str, args: dict[str, Any], weight: float, inputs: JudgeInputs) -> JudgePart:
     if "question_key" not in args:
-        if columns.prompt is None:
+        if inputs.prompt is None:
             raise UserError(
                 f"judge {name!r} shows a model the question, but format.prompt_key is null: give question_key"
             )
-        args = {**args, "question_key": columns.prompt}
+        args = {**args, "question_key": inputs.prompt}
     try:
         function = MODEL_JUDGES[name](**args)
     except ValidationError as error:
@@ -261,13 +247,13 @@ def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns
             f"judge {name!r}: {problems} (its arguments: {', '.join(MODEL_JUDGES[name].model_fields)})"
         ) from error
     settings = function.identity()
-    if isinstance(settings["model"], str) and columns.models is not None:
-        if settings["model"] not in columns.models:
+    if isinstance(settings["model"], str) and inputs.models is not None:
+        if settings["model"] not in inputs.models:
             raise UserError(
                 f"judge {name!r}: model {settings['model']!r} is not among explorer.auxiliary_models "
-                f"({', '.join(columns.models) or 'none'}): add it there, or give {{base_url, model, api_key_env}}"
+                f"({', '.join(inputs.models) or 'none'}): add it there, or give {{base_url, model, api_key_env}}"
             )
-        settings["model"] = columns.models[settings["model"]]
+        settings["model"] = inputs.models[settings["model"]]
     judge: Any = function
     return JudgePart(name, judge, {}, weight, is_group_judge(judge), builtin=True, settings=settings)
 
@@ -275,18 +261,8 @@ def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns
 def _rule_arguments(
     name: str, rule: JudgeFunction | GroupJudge, args: dict[str, Any], answer_key: str | None
 ) -> dict[str, Any]:
-    options = {
-        key: parameter
-        for key, parameter in inspect.signature(rule).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    needed = {key for key, parameter in options.items() if parameter.default is parameter.empty}
-    if not needed <= set(args) <= set(options):
-        raise UserError(
-            f"judge {name!r}: got the arguments {sorted(args)}; it takes {sorted(options)}"
-            + (f" and needs {sorted(needed)}" if needed else "")
-        )
-    if "answer_key" in options and "answer_key" not in args:
+    check_arguments(f"judge {name!r}", rule, args)
+    if "answer_key" in inspect.signature(rule).parameters and "answer_key" not in args:
         if answer_key is None:
             raise UserError(f"judge {name!r} compares with a reference answer, but format.response_key is null")
         args = {**args, "answer_key": answer_key}

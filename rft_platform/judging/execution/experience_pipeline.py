@@ -5,33 +5,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rft_platform.common.errors import UserCodeError, UserError, some
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.files import digest_json
+from rft_platform.config.schema.rft_config import OperatorConfig
 from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.execution.judge_version import judge_version
 from rft_platform.judging.operators.registry import Change, Experiences, OperatorFunction, find_operator
-
-
-class Judgement(Protocol):
-    """The judgement of a run on which the judge did not fail."""
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run."""
-
-    @property
-    def reward(self) -> float:
-        """Reward of the run."""
-
-    @property
-    def parts(self) -> Mapping[str, float]:
-        """The named parts of the reward."""
-
+from rft_platform.judging.types import RunJudgement
 
 RunMetrics = Mapping[str, Mapping[str, float]]
 """Metrics of each run, by its id."""
@@ -45,9 +30,21 @@ def metrics_of_runs(rows: Iterable[RolloutRow]) -> dict[str, dict[str, float]]:
     return metrics
 
 
+def last_rows(rows: Iterable[RolloutRow]) -> list[RolloutRow]:
+    """Return the row of each run that has the run's output and reward: the last choice of the run's last call.
+
+    ``rows`` are in stored order.
+    """
+    last: dict[str, RolloutRow] = {}
+    for row in rows:
+        if row.run_id not in last or row.step >= last[row.run_id].step:
+            last[row.run_id] = row
+    return list(last.values())
+
+
 def experiences_of(
     rows: Sequence[RolloutRow],
-    judgements: Sequence[Judgement],
+    judgements: Sequence[RunJudgement],
     wanted_groups: int | None = None,
     metrics: RunMetrics | None = None,
 ) -> Experiences:
@@ -58,12 +55,9 @@ def experiences_of(
     """
     metrics = metrics_of_runs(rows) if metrics is None else metrics
     run = {judgement.run_id: index for index, judgement in enumerate(judgements)}
-    last: dict[str, RolloutRow] = {}
-    for row in rows:
-        if row.run_id not in last or row.step >= last[row.run_id].step:
-            last[row.run_id] = row
-    of_run = [last[judgement.run_id] for judgement in judgements]
-    task = {row.group_id: row.task_id for row in of_run}  # in order of appearance
+    last = {row.run_id: row for row in last_rows(rows)}
+    ends = [last[judgement.run_id] for judgement in judgements]
+    task = {row.group_id: row.task_id for row in ends}  # in order of appearance
     group = {name: index for index, name in enumerate(task)}
     reward = np.array([judgement.reward for judgement in judgements], np.float64)
     return Experiences(
@@ -75,8 +69,8 @@ def experiences_of(
         run_ids=tuple(run),
         group_ids=tuple(group),
         task_ids=tuple(task.values()),
-        group_R=np.array([group[row.group_id] for row in of_run], np.int64),
-        empty_R=np.array([_is_empty(row) for row in of_run], bool),
+        group_R=np.array([group[row.group_id] for row in ends], np.int64),
+        empty_R=np.array([_is_empty(row) for row in ends], bool),
         judged_R=reward,
         reward_R=reward,
         kept_R=np.ones(len(judgements), bool),
@@ -102,18 +96,6 @@ def _is_empty(row: RolloutRow) -> bool:
 
 
 JUDGED = "judged"  #: reward part with the judge's own reward; present if an operator has changed the reward
-
-
-class NamedOperator(Protocol):
-    """An operator in the configuration."""
-
-    @property
-    def name(self) -> str:
-        """Name in the registry of operators."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """Arguments of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +143,7 @@ class Pipeline:
     functions: tuple[OperatorFunction, ...] = ()
 
     @classmethod
-    def of(cls, operators: Iterable[NamedOperator]) -> "Pipeline":
+    def of(cls, operators: Iterable[Operator | OperatorConfig]) -> "Pipeline":
         """Look up every operator. Raises UserError for unknown names and options that do not fit."""
         named = tuple(Operator(entry.name, dict(entry.args)) for entry in operators)
         return cls(named, tuple(find_operator(entry.name, entry.args) for entry in named))

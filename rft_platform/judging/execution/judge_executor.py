@@ -30,6 +30,7 @@ from rft_platform.judging.judged_run import JudgedRun
 
 Result = TypeVar("Result")
 
+CONCURRENCY = 16  # runs (or groups) that are judged at a time
 _SHOWN = 80  # characters of an invalid result in a message
 _log = logging.getLogger("rft_platform.judging")
 
@@ -106,31 +107,27 @@ class Verdict:
 
 
 def judge_all(
-    runs: Sequence[RunToJudge],
-    judge: JudgeSpec,
-    state: JudgeState,
-    concurrency: int,
-    auxiliary_models: Mapping[str, Any],
+    runs: Sequence[RunToJudge], judge: JudgeSpec, state: JudgeState, auxiliary_models: Mapping[str, Any]
 ) -> list[Verdict]:
     """Return a verdict for each run, in the order of ``runs``.
 
-    If the caller is in a running event loop, the judging uses another thread with its own event loop. ``concurrency``
-    runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
+    If the caller is in a running event loop, the judge pass uses another thread with its own event loop.
+    ``CONCURRENCY`` runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
 
     Raises JudgeUnavailableError if a judge model does not answer, and UserError if the judge can never be called
     (missing API key, spent budget).
     """
-    return _wait(Judging(judge, concurrency, auxiliary_models).all(runs, state))
+    return _wait(JudgePass(judge, auxiliary_models).all(runs, state))
 
 
-class Judging:
-    """One judging of many runs."""
+class JudgePass:
+    """One call that judges many runs."""
 
-    def __init__(self, judge: JudgeSpec, concurrency: int, auxiliary_models: Mapping[str, Any]) -> None:
+    def __init__(self, judge: JudgeSpec, auxiliary_models: Mapping[str, Any]) -> None:
         self._judge, self._auxiliary_models = judge, dict(auxiliary_models)
         self._takes = {part.name: frozenset(inspect.signature(part.function).parameters) for part in judge.parts}
         widest = max(getattr(part.function, "concurrency", 1) for part in judge.parts)
-        self._concurrency = max(concurrency, widest)
+        self._concurrency = max(CONCURRENCY, widest)
         self._workers: PartCaller | None = None
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:

@@ -21,6 +21,7 @@ from rft_platform.judging.execution.experience_pipeline import (
     Pipeline,
     RunMetrics,
     experiences_of,
+    last_rows,
     metrics_of_runs,
     parts_of,
 )
@@ -85,7 +86,6 @@ def judge_tasksets(
     judges: Mapping[str, TasksetJudge],
     *,
     needs_reward: bool = True,
-    concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
     """Like ``judge_runs``, with a judge for each taskset, by its name. A single judge judges the rows of any taskset.
@@ -93,7 +93,7 @@ def judge_tasksets(
     If no run of a taskset gets a reward, this is logged; UserCodeError is raised if no run of any taskset gets one.
     Raises StorageError if a row's taskset has no judge.
     """
-    settings: Any = {"needs_reward": needs_reward, "concurrency": concurrency, "auxiliary_models": auxiliary_models}
+    settings: Any = {"needs_reward": needs_reward, "auxiliary_models": auxiliary_models}
     if len(judges) == 1:
         (only,) = judges.values()
         return judge_runs(rows, tasks, only.spec, max_abs_reward=only.max_abs_reward, **settings)
@@ -122,7 +122,6 @@ def judge_runs(
     *,
     needs_reward: bool = True,
     max_abs_reward: float | None = MAX_ABS_REWARD,
-    concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
     """Judge every run; return the judgements in the order in which the runs first appear in ``rows``.
@@ -130,15 +129,16 @@ def judge_runs(
     The judge gets the task's dataset row and the response that the workflow returned, or else the text of the run's
     last answer. A response object keeps its class if the annotation of the judge's ``response`` names that class; else
     it becomes plain values. Without a judge the workflow's own reward counts; if ``needs_reward`` is False, a run
-    without a reward gets 0. ``concurrency`` runs are judged at a time; a function that is not ``async`` runs in its own
-    thread. A run gets no reward if the judge fails on the run or takes longer than the judge's ``timeout_s``, or if the
-    reward is further from 0 than ``max_abs_reward``. A run that exceeded the context before its workflow returned is
-    not judged: it keeps its ``truncated_reward``.
+    without a reward gets 0. A function that is not ``async`` runs in its own thread. A run gets no reward if the judge
+    fails on the run or takes longer than the judge's ``timeout_s``, or if the reward is further from 0 than
+    ``max_abs_reward``. A run that exceeded the context before its workflow returned is not judged: it keeps its
+    ``truncated_reward``.
 
     Raises:
         StorageError: the task of a row is not in ``tasks``.
         UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be called (key, budget).
-        UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
+        UserCodeError: the judge failed on every run that it judged and no other run has a reward, or no reward is
+            finite and within ``max_abs_reward``.
         JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
     """
     runs, fault = _judgements(
@@ -146,7 +146,6 @@ def judge_runs(
         tasks,
         TasksetJudge(judge, max_abs_reward),
         needs_reward=needs_reward,
-        concurrency=concurrency,
         auxiliary_models=auxiliary_models,
     )
     if fault is not None:
@@ -160,22 +159,21 @@ def _judgements(
     how: TasksetJudge,
     *,
     needs_reward: bool,
-    concurrency: int,
     auxiliary_models: Mapping[str, Any] | None,
 ) -> tuple[list[RunJudgement], str | None]:
     """Judge every run; the second value tells why no run gets a reward, None if one does."""
-    last_rows, judge = _last_rows(rows), how.spec
-    for row in last_rows:
+    ends, judge = last_rows(rows), how.spec
+    for row in ends:
         if row.task_id not in tasks:
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset of this judgement")
     if judge is None:
-        return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], how.max_abs_reward)
-    of_run: dict[str, list[RolloutRow]] = {}
+        return refuse_beyond([_own_reward(row, needs_reward) for row in ends], how.max_abs_reward)
+    rows_of_run: dict[str, list[RolloutRow]] = {}
     for row in rows:
-        of_run.setdefault(row.run_id, []).append(row)
-    ended = [row for row in last_rows if not _is_cut_off(row)]
+        rows_of_run.setdefault(row.run_id, []).append(row)
+    completed = [row for row in ends if not _is_cut_off(row)]
     decoder = ResponseDecoder(kind for part in judge.parts for kind in declared_responses(part.function))
-    runs = [_to_judge(row, of_run[row.run_id], tasks[row.task_id], decoder) for row in ended]
+    runs = [_to_judge(row, rows_of_run[row.run_id], tasks[row.task_id], decoder) for row in completed]
     for name, reason in list(decoder.left_plain.items())[:NAMED]:
         _log.warning(
             "responses of class %r are judged as plain values: %s. To get the objects, annotate the judge's parameter "
@@ -184,17 +182,17 @@ def _judgements(
             reason,
         )
     state = judge.state or JudgeState.of(Home.from_environment())
-    verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
-    judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
-    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
+    verdicts = judge_all(runs, judge, state, auxiliary_models or {}) if runs else []
+    judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(completed, verdicts, strict=True)}
+    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in ends]
     failed = [judgement for judgement in judged.values() if judgement.error]
-    if failed and len(failed) == len(judged):
+    if failed and all(judgement.error for judgement in judgements):
         runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs; the first"
         return judgements, f"the judge failed on {runs_of}: {failed[0].error}"
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(
-            "the judge failed on %d of %d runs, which are excluded; the first: %s", len(failed), len(last_rows), first
+            "the judge failed on %d of %d runs, which are excluded; the first: %s", len(failed), len(ends), first
         )
     return refuse_beyond(judgements, how.max_abs_reward)
 
@@ -210,7 +208,6 @@ def judge_rollouts(
     wanted_groups: int | None = None,
     needs_reward: bool = True,
     max_abs_reward: float | None = MAX_ABS_REWARD,
-    concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
     workflow_version: str = WORKFLOW_REWARD,
 ) -> JudgedRollouts:
@@ -228,11 +225,9 @@ def judge_rollouts(
     the errors of ``judge_runs`` and ``Pipeline.apply``.
     """
     judges = judge if isinstance(judge, Mapping) else {"": TasksetJudge(judge, max_abs_reward)}
-    runs = judge_tasksets(
-        rows, tasks, judges, needs_reward=needs_reward, concurrency=concurrency, auxiliary_models=auxiliary_models
-    )
+    runs = judge_tasksets(rows, tasks, judges, needs_reward=needs_reward, auxiliary_models=auxiliary_models)
     version = version_of(judges, workflow_version)
-    learn = _Learning(
+    stage = _AdvantageStage(
         advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version, metrics_of_runs(rows)
     )
     by_policy: dict[str, list[RolloutRow]] = {} if rows else {DEFAULT_POLICY: []}
@@ -241,12 +236,12 @@ def judge_rollouts(
     parts = {}
     for policy, own in by_policy.items():
         took_part = {row.run_id for row in own}
-        parts[policy] = learn.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
+        parts[policy] = stage.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
     return _joined(rows, parts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Learning:
+class _AdvantageStage:
     """Turns judgements into rows with rewards and advantages."""
 
     advantage_fn: str | None
@@ -355,18 +350,6 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
 def _is_cut_off(row: RolloutRow) -> bool:
     """Whether the run that ended with ``row`` exceeded the context, so that its workflow returned nothing."""
     return TRUNCATED_METRIC in row.call.metrics and row.run_output is None
-
-
-def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """Return the row of each run that has the run's output and reward: the last choice of the run's last call.
-
-    ``rows`` are in stored order.
-    """
-    last: dict[str, RolloutRow] = {}
-    for row in rows:
-        if row.run_id not in last or row.step >= last[row.run_id].step:
-            last[row.run_id] = row
-    return list(last.values())
 
 
 def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:

@@ -1,6 +1,6 @@
 """Ask a judge model: use a stored answer, or send requests within limits and budget until an answer is valid.
 
-``last_object`` extracts the JSON object from an answer.
+``last_object`` extracts the JSON object from an answer, ``read_scores`` its scores.
 """
 
 import asyncio
@@ -8,13 +8,23 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rft_platform.common.errors import JudgeUnavailableError, UserError
 from rft_platform.common.fault_classification import described
@@ -35,14 +45,14 @@ class InvalidAnswerError(ValueError):
 
 
 class Budget(BaseModel):
-    """Limits of judging; null: no limit. Tokens are counted after a call, so the last call may exceed a token limit."""
+    """Limits of a judge pass; null: no limit. The last call may exceed a token limit: tokens are counted after it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     calls: PositiveInt | None = None
-    """Maximum requests of one judging (for example of one round), retries included."""
+    """Maximum requests of one judge pass (for example of one round), retries included."""
     tokens: PositiveInt | None = None
-    """Maximum tokens of one judging, in prompts and answers."""
+    """Maximum tokens of one judge pass, in prompts and answers."""
     project_calls: PositiveInt | None = None
     """Maximum requests of the whole project, over all processes and restarts."""
     project_tokens: PositiveInt | None = None
@@ -72,8 +82,8 @@ class AskingSettings(BaseModel):
     """Store answers, and use stored ones."""
     budget: Budget = Budget()
     on_invalid: Literal["fail", "drop"] = "fail"
-    """If the answers of all attempts are invalid: ``fail`` ends the judging with an error, and the launch is retried;
-    ``drop`` leaves this run out."""
+    """If the answers of all attempts are invalid: ``fail`` ends the judge pass with an error, and the launch is
+    retried; ``drop`` leaves this run out."""
 
     @property
     def request(self) -> dict[str, Any]:
@@ -151,7 +161,7 @@ async def _one_call(
         for spent, allowed, name in ((usage.calls, budget.calls, "calls"), (usage.tokens, budget.tokens, "tokens")):
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
-                    f"the judge's budget is used up: this judging has made {usage.calls:,} calls with at least "
+                    f"the judge's budget is used up: this judge pass has made {usage.calls:,} calls with at least "
                     f"{usage.tokens:,} tokens (those of outstanding answers are not known yet), budget.{name} allows "
                     f"{allowed:,}; raise it and judge again (received answers are kept)"
                 )
@@ -221,6 +231,22 @@ def last_object(text: str) -> dict[str, Any]:
     if found is None:
         raise InvalidAnswerError("it holds no JSON object")
     return found
+
+
+def read_scores(text: str, names: Collection[str], kind: Any) -> dict[str, Any]:
+    """Return the scores in an answer's JSON object, in the order of ``names``.
+
+    Raises InvalidAnswerError if a name has no score, another name has one, or a score is not of type ``kind``.
+    """
+    try:
+        scores = TypeAdapter(dict[str, kind]).validate_python(last_object(text).get("scores"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("scores", *first["loc"])))
+        raise InvalidAnswerError(f"{place}: {first['msg']}, got {first['input']!r:.80}") from error
+    if scores.keys() != set(names):
+        raise InvalidAnswerError(f"scores: expected {', '.join(names)}, got {', '.join(scores) or 'none':.80}")
+    return {name: scores[name] for name in names}
 
 
 def _without_thoughts(text: str) -> str:

@@ -12,26 +12,16 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import combinations
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    ValidationError,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator, model_validator
 
 from rft_platform.config.schema.buffer import PATIENCE
 from rft_platform.judging.inert_text import closed_tags, make_inert
 from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.judged_run import JudgedRun, response_text
-from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask, last_object
+from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask, last_object, read_scores
 from rft_platform.judging.types import JudgeOutput
 
 SYSTEM = (
@@ -225,15 +215,8 @@ class LlmJudge(GradingSettings):
 
         Raises InvalidAnswerError if a criterion has no score, is unknown, or has a score outside the scale.
         """
-        document = last_object(text)
-        form = _form_of(tuple(self.criteria), self.scale)
-        try:
-            scores: dict[str, int] = form.model_validate(document.get("scores")).model_dump()
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, ("scores", *first["loc"])))
-            raise InvalidAnswerError(f"{place}: {first['msg']}, got {first['input']!r:.80}") from error
-        return scores
+        kind = Annotated[int, Field(ge=self.scale[0], le=self.scale[1])]
+        return read_scores(text, tuple(self.criteria), kind)
 
     def _share(self, score: int) -> float:
         low, high = self.scale
@@ -244,12 +227,6 @@ class LlmJudge(GradingSettings):
         """The JSON object that the model should answer."""
         scores = json.dumps(dict.fromkeys(self.criteria, "N"), ensure_ascii=False).replace('"N"', "<number>")
         return f'{{"reasons": "<one sentence a criterion>", "scores": {scores}}}'
-
-
-@lru_cache(maxsize=64)
-def _form_of(names: tuple[str, ...], scale: tuple[int, int]) -> type[BaseModel]:
-    fields: dict[str, Any] = {name: (int, Field(ge=scale[0], le=scale[1])) for name in names}
-    return create_model("Scores", __config__=ConfigDict(extra="forbid"), **fields)
 
 
 _POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}

@@ -7,11 +7,12 @@ which advantages within a group (``grpo``, ``rloo``) do not need. Method: RULER 
 import hashlib
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import model_validator
 
+from rft_platform.algorithms.common.registry import Share
 from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.llm.asking import InvalidAnswerError, ask, last_object
+from rft_platform.judging.llm.asking import ask, read_scores
 from rft_platform.judging.llm.judges import GradingSettings, answer_of, prompt_of, question_of, reference_of
 from rft_platform.judging.types import JudgeOutput
 
@@ -73,23 +74,11 @@ class RankingJudge(GradingSettings):
             context.endpoint(self.model).control_tokens,
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
-        return await ask(context, self, messages, lambda text: read(text, names))
+        scores = await ask(context, self, messages, lambda text: read_scores(text, names, Share))
+        return [scores[name] for name in names]
 
 
 def form_of(names: list[str]) -> str:
     """The JSON object that the model should answer."""
     scores = ", ".join(f'"{name}": <number>' for name in names)
     return f'{{"reasons": "<one sentence an answer>", "scores": {{{scores}}}}}'
-
-
-def read(text: str, names: list[str]) -> list[float]:
-    """Parse the scores of the answers, in their order. Raises InvalidAnswerError if one is missing or not in 0..1."""
-    fields: dict[str, Any] = {name: (float, Field(ge=0.0, le=1.0)) for name in names}
-    form: type[BaseModel] = create_model("Scores", __config__=ConfigDict(extra="forbid"), **fields)
-    try:
-        scores: dict[str, float] = form.model_validate(last_object(text).get("scores")).model_dump()
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("scores", *first["loc"])))
-        raise InvalidAnswerError(f"{place}: {first['msg']}, got {first['input']!r:.80}") from error
-    return [scores[name] for name in names]

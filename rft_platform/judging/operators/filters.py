@@ -104,7 +104,7 @@ def dynamic_sampling(
     ``of: judged`` compares the judge's rewards, ``of: reward`` the rewards after the operators before this one. If
     ``max_batches`` is above 1, exploration samples further batches of tasks to replace such groups.
     """
-    low_G, high_G = experiences.by_group(experiences.judged_R if of == "judged" else experiences.reward_R)
+    low_G, high_G = experiences.range_by_group(experiences.judged_R if of == "judged" else experiences.reward_R)
     without_G = low_G >= high_G
     return Change(drop=without_G[experiences.group_R], facts={"groups_without_signal": float((low_G == high_G).sum())})
 

@@ -59,7 +59,7 @@ class Experiences:
         cut: np.ndarray = np.bincount(self.run_N, weights=self.truncated_N, minlength=len(self.run_ids)) > 0
         return cut
 
-    def by_group(self, value_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def range_by_group(self, value_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """float64 [G] each: smallest and largest value of the kept runs of a group; inf and -inf if none is kept."""
         low_G, high_G = np.full(len(self.group_ids), np.inf), np.full(len(self.group_ids), -np.inf)
         np.minimum.at(low_G, self.group_R[self.kept_R], value_R[self.kept_R])

@@ -75,7 +75,7 @@ def forget_imports(
     Returns None if the home never had such traces.
     """
     imports, received, found = Imports(home), ReceivedSpans(home), _Found()
-    ids = _ids(imports, whose) | received.traces_of(whose.subject)
+    ids = _ids(imports, whose) | received.traces_of_person(whose.subject)
     if project is not None:
         _erase_datasets(project, registry, whose, found)
         _erase_rollouts(project, registry, _tasks(imports, whose), found)

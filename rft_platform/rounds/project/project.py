@@ -177,7 +177,7 @@ def _with_unique_tasks(datasets: dict[str, "TaskDataset"]) -> dict[str, "TaskDat
 def _no_tasks() -> "TaskDataset":
     from rft_platform.tasks.dataset import DatasetReport, TaskDataset
 
-    return TaskDataset((), "online", DatasetReport("production traffic", (), 0, 0, (), 0, ()))
+    return TaskDataset((), "online", DatasetReport("production traffic"))
 
 
 @lru_cache(maxsize=4)

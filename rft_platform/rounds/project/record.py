@@ -17,7 +17,7 @@ from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.recorded_paths import from_record, to_record
 from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.gate import Kept
+from rft_platform.evaluation.gate import RegressionResult
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.file_ledger import ROLLOUTS, UNFINISHED
 from rft_platform.experience.file_names import round_key
@@ -161,7 +161,7 @@ class RoundEvaluation:
     results: list[EvaluationResult] = field(default_factory=list)  # by held-out taskset
     metrics: dict[str, float] = field(default_factory=dict)
     compared: list[Comparison] = field(default_factory=list)  # with the previous policy, the champion and the start
-    regression: Kept | None = None  # on the regression set; None: there is none, or this is the start
+    regression: RegressionResult | None = None  # on the regression set; None: there is none, or this is the start
     promoted_because: str | None = None  # a person's reason
     rolled_back_at: str | None = None
     released: bool | None = None  # on a host that only serves: the decision of the host that trains

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.evaluation.comparison import Comparison, comparisons
-from rft_platform.evaluation.gate import GateDecision, Kept, gate, kept
+from rft_platform.evaluation.gate import GateDecision, RegressionResult, compare_with_start, gate
 from rft_platform.evaluation.results import EvaluationResult, measured_alike
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG
 from rft_platform.rounds.project.project import Project
@@ -136,7 +136,7 @@ def _champion_before(project: Project, registry: "ModelRegistry", policy: Policy
 
 def decide(
     project: Project, registry: "ModelRegistry", policy: Policy, results: Sequence[EvaluationResult]
-) -> tuple[EvaluationResult | None, GateDecision, Kept | None]:
+) -> tuple[EvaluationResult | None, GateDecision, RegressionResult | None]:
     """Return the champion's evaluation, whether the policy becomes champion, and its result on the regression set.
 
     ``results`` are those of all held-out tasksets. A policy that passes the gate is refused if its scores on the
@@ -168,7 +168,9 @@ def _rolled_back_at(project: Project, policy: Policy) -> str | None:
     return when
 
 
-def against_regression_set(project: Project, policy: Policy, results: Sequence[EvaluationResult]) -> Kept | None:
+def against_regression_set(
+    project: Project, policy: Policy, results: Sequence[EvaluationResult]
+) -> RegressionResult | None:
     """Compare a policy with the start on the regression set; None for the start itself, and without such a set."""
     settings = project.config.evaluation.regression
     if settings is None or policy.round == 0:
@@ -178,7 +180,7 @@ def against_regression_set(project: Project, policy: Policy, results: Sequence[E
     evaluated = read(project.store, 0).evaluated
     of_start = [] if evaluated is None else evaluated.results[1:]
     start = next((each for each in of_start if measured_alike(each, result)), of_start[0] if of_start else None)
-    return kept(result, start, settings)
+    return compare_with_start(result, start, settings)
 
 
 def against_champion(

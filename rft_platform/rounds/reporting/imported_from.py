@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START
 from rft_platform.traces.datasets import TASKS
-from rft_platform.traces.origins import Origin, dataset_origins, task_origins, traces_of
+from rft_platform.traces.origins import Origin, dataset_origins, distinct_origins, task_origins
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
@@ -23,7 +23,7 @@ def traces_behind(lineage: Mapping[str, Any], store: "ExperienceStore | None") -
     tasks = task_origins(store.home / "imports" / TASKS) if lineage.get("row_selection") else {}
     if tasks:
         found += [origin for task in _tasks_of(lineage, store, number) for origin in tasks.get(task, ())]
-    return traces_of(found)
+    return distinct_origins(found)
 
 
 def _tasks_of(lineage: Mapping[str, Any], store: "ExperienceStore", training: int) -> list[str]:

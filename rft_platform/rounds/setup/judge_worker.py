@@ -16,7 +16,7 @@ from rft_platform.common.threads import UserCodeLoop
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, loaded_part
-from rft_platform.judging.execution.judge_executor import Judging, RunToJudge, Verdict
+from rft_platform.judging.execution.judge_executor import JudgePass, RunToJudge, Verdict
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.judged_run import run_from_json
 from rft_platform.judging.types import declared_responses
@@ -61,7 +61,7 @@ class JudgeWorker:
             name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
         }
         self._models = framework_models(models)
-        self._judging = Judging(JudgeSpec(tuple(self._parts.values()), "", self._timeout_s), 1, self._models)
+        self._judging = JudgePass(JudgeSpec(tuple(self._parts.values()), "", self._timeout_s), self._models)
         self._classes = [kind for part in self._parts.values() for kind in declared_responses(part.function)]
         # one loop for all calls: clients that libraries cache are bound to a loop
         self._loop = asyncio.Runner(loop_factory=UserCodeLoop)

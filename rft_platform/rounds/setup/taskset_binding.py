@@ -145,7 +145,7 @@ def judge_of(
 ) -> JudgeSpec | None:
     """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out.
 
-    ``state`` is shared by several judges of one judging; None: this judge gets a new one.
+    ``state`` is shared by several judges of one judge pass; None: this judge gets a new one.
     """
     config = project.config
     models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rft_platform.traces.readers.base import Record, file_documents, mean_scores, seconds_of
-from rft_platform.traces.readers.messages import mapping, messages_of, tools_of
-from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, conversation_of, without_beginning
+from rft_platform.traces.readers.messages import mapping, traced_call
+from rft_platform.traces.readers.trace import BadTraceError, Trace, TracedCall, main_conversation
 
 _CALL = "GENERATION"
 _CORRECTION = "CORRECTION"
@@ -39,7 +39,7 @@ class LangfuseReader:
             raise BadTraceError("has scores, and neither a trace nor an observation")
         calls = [_call(one) for one in observations if one.get("type") == _CALL]
         calls = [call for call in calls if call.messages] or [_call(root)]
-        prompt, answer, tools = conversation_of(calls)
+        prompt, answer, tools = main_conversation(calls)
         times = [_seconds(one) for one in (root, *observations)]
         ends = [seconds_of(one["endTime"]) for one in observations if one.get("endTime")]
         subjects = (one["userId"] for one in (root, *observations) if one.get("userId"))
@@ -94,11 +94,9 @@ def _corrected(one: Record) -> str | None:
     return text if one.get("dataType") == _CORRECTION and isinstance(text, str) else None
 
 
-def _call(one: Record) -> ModelCall:
-    messages = messages_of(one.get("input"))
-    answer = without_beginning(messages_of(one.get("output"), "assistant"), messages)
+def _call(one: Record) -> TracedCall:
     tools = mapping(one.get("input")).get("tools") or mapping(one.get("modelParameters")).get("tools")
-    return ModelCall(_seconds(one), messages, answer, tools_of(tools))
+    return traced_call(_seconds(one), one.get("input"), one.get("output"), tools)
 
 
 def _link(root: Record, trace_id: str) -> str | None:

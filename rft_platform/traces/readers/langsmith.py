@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rft_platform.traces.readers.base import Record, file_documents, mean_scores, seconds_of
-from rft_platform.traces.readers.messages import decoded, mapping, messages_of, tools_of
-from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, conversation_of, without_beginning
+from rft_platform.traces.readers.messages import decoded, mapping, messages_of, traced_call
+from rft_platform.traces.readers.trace import BadTraceError, Trace, TracedCall, main_conversation
 
 _SERVER = "https://smith.langchain.com"
 _SUBJECTS = ("user_id", "user", "ls_user_id")
@@ -60,7 +60,7 @@ class LangsmithReader:
         ordered = sorted(runs.values(), key=lambda one: str(one["start_time"]))
         root = next((run for run in ordered if not run.get("parent_run_id")), ordered[0])
         calls = [_call(run) for run in ordered if run["run_type"] == "llm"]
-        prompt, answer, tools = conversation_of([call for call in calls if call.messages] or [_call(root)])
+        prompt, answer, tools = main_conversation([call for call in calls if call.messages] or [_call(root)])
         ends = [seconds_of(run["end_time"]) for run in ordered if run.get("end_time")]
         start = seconds_of(ordered[0]["start_time"])
         return Trace(
@@ -73,12 +73,10 @@ def _is_feedback(one: Record) -> bool:
     return "run_id" in one and "key" in one
 
 
-def _call(run: Record) -> ModelCall:
-    messages = messages_of(run.get("inputs"))
-    answer = without_beginning(messages_of(run.get("outputs"), "assistant"), messages)
+def _call(run: Record) -> TracedCall:
     parameters = mapping(mapping(run.get("extra")).get("invocation_params"))
     tools = parameters.get("tools") or mapping(run.get("inputs")).get("tools")
-    return ModelCall(seconds_of(run["start_time"]), messages, answer, tools_of(tools))
+    return traced_call(seconds_of(run["start_time"]), run.get("inputs"), run.get("outputs"), tools)
 
 
 def _scores(feedback: list[Record], root: Record) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft_platform.tasks.messages import Message
-from rft_platform.traces.readers.trace import BadTraceError
+from rft_platform.traces.readers.trace import BadTraceError, TracedCall, without_beginning
 
 _ROLES = {
     "human": "user", "HumanMessage": "user", "HumanMessageChunk": "user", "ai": "assistant", "AIMessage": "assistant",
@@ -52,6 +52,13 @@ def messages_of(value: Any, role: str = "user") -> list[Message]:
         kind, keys = "input" if role == "user" else "output", ", ".join(map(str, value)) or "none"
         raise BadTraceError(f"the {kind} of a span holds no message; its keys are {keys[:_SHOWN]}")
     return [*_instructions(value), *_held(holder, value[holder], role)]
+
+
+def traced_call(started_at: float, given: Any, returned: Any, tools: Any) -> TracedCall:
+    """The call with a recorded input, output and definitions of tools. Raises BadTraceError."""
+    messages = messages_of(given)
+    answer = without_beginning(messages_of(returned, "assistant"), messages)
+    return TracedCall(started_at, messages, answer, tools_of(tools))
 
 
 def tools_of(value: Any) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from rft_platform.common.errors import UserError
 from rft_platform.traces.readers.base import Record, file_documents, mean_scores, seconds_of
-from rft_platform.traces.readers.messages import decoded, mapping, messages_of, tools_of
-from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, conversation_of, without_beginning
+from rft_platform.traces.readers.messages import decoded, mapping, traced_call
+from rft_platform.traces.readers.trace import BadTraceError, Trace, TracedCall, main_conversation
 
 _CALLS = ("CHAT_MODEL", "LLM")
 _EXPECTED = ("expected_response", "expected_answer", "expected_output")
@@ -72,7 +72,7 @@ class MlflowReader:
         calls = [_call(span) for span in spans if _attribute(span, "mlflow.spanType") in _CALLS]
         calls = [call for call in calls if call.messages]
         root = next((span for span in spans if not span.get("parent_span_id", span.get("parent_id"))), spans[0])
-        prompt, answer, tools = conversation_of(calls or [_call(root)])
+        prompt, answer, tools = main_conversation(calls or [_call(root)])
         metadata = {**(info.get("request_metadata") or {}), **(info.get("trace_metadata") or {})}
         given = [one for one in info.get("assessments") or () if one.get("valid", True)]
         return Trace(
@@ -83,12 +83,10 @@ class MlflowReader:
         )  # fmt: skip
 
 
-def _call(span: Record) -> ModelCall:
+def _call(span: Record) -> TracedCall:
     inputs, outputs = _attribute(span, "mlflow.spanInputs"), _attribute(span, "mlflow.spanOutputs")
-    messages = messages_of(inputs)
-    answer = without_beginning(messages_of(outputs, "assistant"), messages)
     tools = _attribute(span, "mlflow.chat.tools") or mapping(inputs).get("tools")
-    return ModelCall(_start(span) / 1e9, messages, answer, tools_of(tools))
+    return traced_call(_start(span) / 1e9, inputs, outputs, tools)
 
 
 def _attribute(span: Record, name: str) -> Any:

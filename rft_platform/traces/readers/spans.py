@@ -13,7 +13,7 @@ from typing import Any
 from rft_platform.tasks.messages import Message
 from rft_platform.traces.readers.base import Record, file_documents, mean_scores
 from rft_platform.traces.readers.messages import messages_of, tools_of
-from rft_platform.traces.readers.trace import BadTraceError, ModelCall, Trace, conversation_of
+from rft_platform.traces.readers.trace import BadTraceError, Trace, TracedCall, main_conversation
 
 _CALLS = ("chat", "text_completion", "generate_content")  # of gen_ai.operation.name
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
@@ -21,6 +21,8 @@ _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.ope
 SUBJECTS = ("user.id", "enduser.id", "enduser.pseudo.id", "langfuse.user.id", "session.user_id")
 _ERROR = (2, "STATUS_CODE_ERROR", "ERROR")
 _EVENT_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+#: The parts of an export request: resources, scopes, and spans or log records.
+LEVELS = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 
 
 class SpanReader:
@@ -33,10 +35,7 @@ class SpanReader:
     def records(self, document: Any) -> Iterable[tuple[str, Record]]:
         """Spans, and the log records that belong to a span."""
         found = False
-        for kind, scopes, items in (
-            ("resourceSpans", "scopeSpans", "spans"),
-            ("resourceLogs", "scopeLogs", "logRecords"),
-        ):
+        for kind, scopes, items in LEVELS:
             for resource in document.get(kind) or ():
                 shared = _attributes(resource.get("resource") or {})
                 for scope in resource.get(scopes) or ():
@@ -57,7 +56,7 @@ class SpanReader:
         for log in logs:
             _add_details(log, spans)
         root = next((span for span in spans if not span.get("parentSpanId")), spans[0])
-        prompt, answer, tools = conversation_of(_calls(spans))
+        prompt, answer, tools = main_conversation(_calls(spans))
         ended = max(int(span.get("endTimeUnixNano") or span["startTimeUnixNano"]) for span in spans) / 1e9
         subjects = (str(span["attributes"][name]) for span in spans for name in SUBJECTS if name in span["attributes"])
         return Trace(
@@ -67,14 +66,14 @@ class SpanReader:
         )  # fmt: skip
 
 
-def _calls(spans: list[Record]) -> list[ModelCall]:
+def _calls(spans: list[Record]) -> list[TracedCall]:
     """The spans of model calls; in a trace without them, the spans of agents that hold messages."""
     found = [(span, _messages(span)) for span in spans]
     read = [(span, *messages) for span, messages in found if messages is not None and messages[0]]
     chosen = [one for one in read if _is_call(one[0])] or read
     if not chosen:
         raise BadTraceError("has no span with messages; tracing libraries record them only if that is switched on")
-    return [ModelCall(_start(span), inputs, outputs, _tools(span["attributes"])) for span, inputs, outputs in chosen]
+    return [TracedCall(_start(span), inputs, outputs, _tools(span["attributes"])) for span, inputs, outputs in chosen]
 
 
 def _is_call(span: Record) -> bool:

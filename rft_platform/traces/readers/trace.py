@@ -20,7 +20,7 @@ class BadTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
+class TracedCall:
     """One call of a language model in a trace."""
 
     started_at: float  # seconds since 1970
@@ -57,7 +57,7 @@ class Trace:
             raise BadTraceError("holds half of a surrogate pair, which is not a character") from None
 
 
-def conversation_of(calls: Sequence[ModelCall]) -> tuple[list[Message], list[Message], list[dict[str, Any]]]:
+def main_conversation(calls: Sequence[TracedCall]) -> tuple[list[Message], list[Message], list[dict[str, Any]]]:
     """The prompt, the answer and the tools of the trace's main conversation.
 
     The main conversation is that of the call with the most messages; of several, the last one. It begins where the
