@@ -117,7 +117,7 @@ class Plan:
 def held_back(state: ProjectState, number: int) -> str | None:
     """The reason why batch ``number`` must not be explored before the next training; None if it may be explored.
 
-    Exploration waits only while there are rows to train on or a training is running, so it cannot wait forever.
+    Exploration waits only if a trainer takes the rows that have landed, so the wait ends.
     """
     landed, key = state.landed, round_key(number)
     if state.offset_rounds and landed.rounds >= state.offset_rounds:
@@ -233,12 +233,12 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     launch = _round(state, number).explore
     if state.committed_rows is not None:
         return _next_collection(state, number, launch)
+    if launch.running or not (state.mode == "both" or state.other_half):  # else no trainer would end the wait
+        return _launch_step("explore", number, launch, state)
     if state.sync_style != "fixed":
-        held = None if launch.running else held_back(state, number)
-        return held or _launch_step("explore", number, launch, state)
+        return held_back(state, number) or _launch_step("explore", number, launch, state)
     needs = number - 1 - state.offset_rounds
-    trains = state.mode == "both" or state.other_half
-    if trains and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
+    if needs >= 1 and not _round(state, needs).sync.done:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
     return _launch_step("explore", number, launch, state)
 
