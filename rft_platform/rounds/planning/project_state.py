@@ -80,7 +80,7 @@ def observe(
     waiting = None if project.traffic is None else project.traffic.waiting()
     return ProjectState(
         rounds=tuple(_observe_rounds(project, launches, through)),
-        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
+        rounds_budget=project.rounds_budget,
         experiences_needed=project.batches.experiences_a_round,
         offset_rounds=sync.offset_rounds,
         sync_style="fixed" if project.settings.offline is not None else sync.sync_style,

@@ -156,7 +156,9 @@ class Project:
 
     @property
     def rounds_budget(self) -> int:
-        """Rounds of the whole run; 1 for an offline training."""
+        """Rounds of the whole run; 1 for an offline training, 0 in mode bench, which may have no tasks to explore."""
+        if self.config.mode == "bench":
+            return 0
         return 1 if self.settings.offline is not None else self.length.rounds
 
 
