@@ -151,8 +151,10 @@ class RoundNews:
 
     def __call__(self) -> list[str]:
         """The lines of newly completed rounds, in order."""
-        lines = []
-        while read(self._project.store, self._next).has(RoundEvaluation):
+        store, lines = self._project.store, []
+        if not self._next and not read(store, 0).has(RoundEvaluation) and read(store, 1).has(RoundEvaluation):
+            self._next = 1  # a training on a dataset may leave the base model unevaluated
+        while read(store, self._next).has(RoundEvaluation):
             lines.append(describe_round(round_line(self._project, self._next)))
             self._next += 1
         return lines

@@ -24,6 +24,7 @@ from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow, row_id
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
@@ -134,6 +135,16 @@ def test_rounds_are_news_once(project: Project) -> None:
 
     assert news() == ["r0003  held-out sampled 87.5%  greedy 100.0%  champion"]
     assert news() == []
+
+
+def test_a_round_is_news_if_the_start_is_not_evaluated(tmp_path: Path) -> None:
+    project: Any = SimpleNamespace(store=ExperienceStore(tmp_path), policies={"policy": None})
+    publish(project.store, Policy("/base", 0, "digest", 0))
+    news = RoundNews(project)
+    assert news() == []
+    publish(project.store, Policy("/checkpoints/12", 12, "digest", 1))
+    write(project.store, 1, RoundEvaluation("no held-out tasks"))
+    assert news() == ["r0001  policy v12"]
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
