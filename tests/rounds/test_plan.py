@@ -24,7 +24,7 @@ def launches(state: ProjectState) -> list[tuple[str, int]]:
 def test_fresh_project_explores_round_one_first():
     plan = plan_next(project())
     assert plan.actions == (Action("explore", 1, 0),)
-    assert plan.waiting == ("r0001 trains when it has 1 rows, 0 so far",)
+    assert plan.waiting == ("r0001 trains when it is explored",)
 
 
 def test_warm_start_comes_before_everything():
@@ -51,14 +51,6 @@ def test_with_offset_one_exploration_and_training_overlap():
 def test_budget_ends_the_project():
     assert plan_next(project(*[(DONE, DONE)] * 3)).finished
     assert not plan_next(project(*[(DONE, DONE)] * 2)).finished
-
-
-def test_enough_rows_train_before_the_exploration_ends():
-    early = RoundState(1, explore=RUNNING, experiences=512)
-    state = ProjectState(rounds=(early,), rounds_budget=1, experiences_needed=512)
-    assert launches(state) == [("sync", 1)]
-    short = replace(state, rounds=(replace(early, experiences=312),))
-    assert plan_next(short).waiting == ("r0001 explore is running", "r0001 trains when it has 512 rows, 312 so far")
 
 
 def failed_launch(**changes: object) -> LaunchState:
@@ -122,7 +114,7 @@ def test_two_halves_keep_the_order_of_one_driver():
     )
     assert launches(project((DONE, DONE), mode="explore", other_half=True)) == [("explore", 2)]
     plan = plan_next(project((DONE, DONE), mode="train", other_half=True))
-    assert not plan.finished and plan.waiting == ("r0002 trains when it has 1 rows, 0 so far",)
+    assert not plan.finished and plan.waiting == ("r0002 trains when it is explored",)
     assert plan_next(project(*[(DONE, DONE)] * 3, mode="train", other_half=True)).finished
     assert plan_next(project(mode="train", other_half=True, warm_start=waits)).waiting == (
         "r0000 is made by the driver of mode explore",

@@ -55,7 +55,6 @@ class RoundState:
     number: int
     explore: LaunchState = LaunchState()
     sync: LaunchState = LaunchState()
-    experiences: int = 0  # judged rows on disk, of a round that has not trained yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class ProjectState:
 
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1
-    experiences_needed: int = 1  # rows of a whole round: with that many, a round may train before it is explored
+    experiences_needed: int = 1  # rows of a whole round; online: with that many committed rows the next round collects
     offset_rounds: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
     sync_style: SyncStyle = "fixed"
     rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
@@ -276,10 +275,8 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
     current = _round(state, number)
     if state.paused and current.explore.done and not current.sync.running:
         return f"{round_key(number)} does not train{_pause(state.paused)}"
-    if not current.explore.done and current.experiences < state.experiences_needed:
-        return (
-            f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"
-        )
+    if not current.explore.done:
+        return f"{round_key(number)} trains when it is explored"
     return _launch_step("sync", number, current.sync, state)
 
 

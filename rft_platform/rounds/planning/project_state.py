@@ -182,11 +182,9 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     record = read(project.store, number)
     synced = record.has(Policy)
     evaluated = synced and record.has(RoundEvaluation)
-    trained = synced or number <= through
-    sound = not trained and is_sound(project.store, number)
+    explored = synced or number <= through or is_sound(project.store, number)
     return RoundState(
         number,
-        explore=launches.state_of("explore" if project.traffic is None else "collect", number, done=sound or trained),
+        explore=launches.state_of("explore" if project.traffic is None else "collect", number, done=explored),
         sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
-        experiences=project.store.count_judged(number) if sound else 0,
     )
