@@ -1,8 +1,8 @@
 """One-line result of each round, from its record."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
@@ -42,10 +42,6 @@ class RoundLine:
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
     started_again: str | None = None  # from which version, for a training after a refused version
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
-
-    def to_json(self) -> dict[str, Any]:
-        """The line as plain JSON values."""
-        return asdict(self)
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
