@@ -20,7 +20,7 @@ from rft_platform.rounds.evaluate import is_due, sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
-from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, start_all, start_folder
+from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, publish_base, start_all
 from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START, most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -42,16 +42,16 @@ def make_starting_policy(
     """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
     start_all(project)
     write_experts(project)
-    publish_starts(project)
+    _, *others = project.policies
+    for name in others:
+        publish_base(project, name)
     known = published(project.store, 0)
     if known is not None:
         return known
     settings, engine = project.config.warm_start, connect_engine(project)
     if settings is None:
-        folder = base_model_folder(project)
-        policy = Policy(str(folder), 0, digest_weights(folder), round=0)
-    else:
-        policy = WarmStartCourse(project, settings, engine, connect_trainer(project), dagster_run_id).run()
+        return publish_base(project)
+    policy = WarmStartCourse(project, settings, engine, connect_trainer(project), dagster_run_id).run()
     publish(project.store, policy)
     return policy
 
@@ -197,12 +197,3 @@ def _keep_manifest_only(checkpoint: Path) -> None:
     with removing(*gone):
         for item in gone:
             shutil.rmtree(item) if item.is_dir() else item.unlink()
-
-
-def publish_starts(project: Project) -> None:
-    """Publish version 0 of each policy but the first: its base model. Keep what is already published."""
-    _, *others = project.policies
-    for name in others:
-        if published(project.store, 0, name) is None:
-            folder = start_folder(project, name)
-            publish(project.store, Policy(str(folder), 0, digest_weights(folder), round=0, name=name))
