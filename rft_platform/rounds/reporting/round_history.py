@@ -19,7 +19,7 @@ def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult
 
 def previous_evaluation(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
     """The evaluation of the newest round before ``round_number`` that has one."""
-    for number in sorted((n for n in store.rounds() if n < round_number), reverse=True):
+    for number in reversed([n for n in store.rounds() if n < round_number]):
         result = evaluation_of(store, number)
         if result is not None:
             return result
