@@ -371,12 +371,7 @@ def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLI
 
 def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round's training starts from: that of the round before, or an earlier one."""
-    return parent_from(store, round_number, read(store, round_number).started_again(name), name)
-
-
-def parent_from(store: ExperienceStore, round_number: int, start: Start | None, name: str) -> Policy:
-    """The policy that a round's training starts from; ``start`` is where it starts again, None if it does not."""
-    number = round_number - 1 if start is None else start.round
+    number = parent_round(store, round_number, name)
     return needed(published(store, number, name), round_number, number)
 
 
