@@ -42,7 +42,7 @@ from rft_platform.rounds.project.record import (
     write,
 )
 from rft_platform.rounds.reporting.round_history import time_split
-from rft_platform.rounds.warm_start import WarmStartCourse
+from rft_platform.rounds.warm_start import WarmStartTraining
 from rft_platform.run import start
 from rft_platform.run.project_checks import is_finished
 from rft_platform.run.round_lines import (
@@ -314,7 +314,7 @@ def test_a_warm_start_reports_its_steps(monkeypatch: pytest.MonkeyPatch, caplog:
     )
     with caplog.at_level("INFO", logger="rft_platform.common.progress"):
         for step in (40, 300):
-            WarmStartCourse._on_step(course, StepEvent(step, {"loss": 1.5}))
+            WarmStartTraining._on_step(course, StepEvent(step, {"loss": 1.5}))
     assert [record.message for record in caplog.records] == [
         "warm start: 40/300 at most, until sampled_pass reaches 1  loss 1.5  sampled_pass 0.25"
     ]
