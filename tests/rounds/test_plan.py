@@ -54,7 +54,7 @@ def test_budget_ends_the_project():
 
 
 def failed_launch(**changes: object) -> LaunchState:
-    return replace(LaunchState(failures=1, launches=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
+    return replace(LaunchState(failures=1, ended=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
 
 
 def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
@@ -67,7 +67,7 @@ def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
 
 
 def test_launches_that_succeeded_and_were_withdrawn_count_for_the_key_alone():
-    again = project((LaunchState(failures=0, launches=2), LaunchState()))
+    again = project((LaunchState(failures=0, ended=2), LaunchState()))
     assert [a.run_key for a in plan_next(again).actions] == ["explore:r0001:2"]
 
 
@@ -84,7 +84,7 @@ def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
     [(1, 0.0, "retry 1 of 3 in 3 s"), (2, 2.0, "retry 2 of 3 in 10 s"), (3, 47.5, "retry 3 of 3 in 1 s")],
 )
 def test_retries_wait_longer_each_time_and_are_reported(failures: int, passed: float, said: str):
-    state = project((DONE, failed_launch(failures=failures, launches=failures)), now=100.0 + passed)
+    state = project((DONE, failed_launch(failures=failures, ended=failures)), now=100.0 + passed)
     plan = plan_next(state)
     assert plan.actions == ()
     assert f"r0001 sync: {said}: engine: gone" in plan.waiting

@@ -42,7 +42,7 @@ class LaunchState:
     done: bool = False
     running: bool = False
     failures: int = 0  # failed launches since the last success
-    launches: int = 0  # all that have ended, failed or not
+    ended: int = 0  # launches, failed or not
     cause: str = ""  # of the last failure, in one line
     retryable: bool = True  # whether a retry may help, according to the last failure
     failed_at: float | None = None  # end of the last failure on the clock of ``ProjectState.now``; None: unknown
@@ -305,7 +305,7 @@ def _launch_step(kind: ActionKind, number: int, launch: LaunchState, state: Proj
         said = f": {launch.cause}" if launch.cause else ""
         retry = f"{name}: retry {launch.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
         return Plan(waiting=(retry,), retry_in=wait)
-    return Action(kind=kind, round=number, attempt=launch.launches)
+    return Action(kind=kind, round=number, attempt=launch.ended)
 
 
 def retry_wait(launch: LaunchState, state: ProjectState) -> float:

@@ -60,7 +60,7 @@ class Launches:
             done=done,
             running=key in self.running,
             failures=failed.count,
-            launches=self.ended.get(key, failed.count),
+            ended=self.ended.get(key, failed.count),
             cause=failed.cause,
             retryable=failed.retryable,
             failed_at=failed.ended_at,

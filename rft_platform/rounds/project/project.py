@@ -60,7 +60,10 @@ class Project:
 
     @property
     def checkpoints(self) -> Path:
-        """``<checkpoint_root_dir>/<project>/<name>``; below the home if that is an object store, which gets copies."""
+        """``<checkpoint_root_dir>/<project>/<name>``.
+
+        It is below the home if ``checkpoint_root_dir`` is an object store, which then holds copies.
+        """
         root = self.config.checkpoint_folder
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
 

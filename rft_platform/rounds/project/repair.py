@@ -162,7 +162,7 @@ def refuse_damaged_rows(store: ExperienceStore, round_number: int, needed: type[
     if not found:
         return
     trained, had = published(store, round_number) is not None, read(store, round_number).has(needed)
-    in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
+    in_force = store.in_force_file(round_number)  # read before the move below takes it out of force
     read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
         set_aside(store, round_number, file)
