@@ -134,7 +134,7 @@ _OPERATORS = dg.TableSchema(
 
 
 def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
-    """A table of every stored judgement of the round; the active one, which training uses, is marked as in_force."""
+    """A table of every stored judgement of the round; the one that training uses is marked as in_force."""
     in_force = store.judge_version(number)
     return dg.MetadataValue.table(
         [

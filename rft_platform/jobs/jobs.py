@@ -148,18 +148,13 @@ def add_rounds(instance: dg.DagsterInstance, project: Project, names: DagsterNam
 
     A round beyond the budget is not added: nothing would ever make it.
     """
-    begun, budget = [number for number in project.store.rounds() if number], _last_round(project)
-    following = [number for number in [max(begun, default=0) + 1] if number <= budget]
+    begun = [number for number in project.store.rounds() if number]
+    following = [number for number in [max(begun, default=0) + 1] if number <= project.rounds_budget]
     name = str(names.rounds.name)
     known = set(instance.get_dynamic_partitions(name))
     added = [key for key in map(round_key, [*begun, *following]) if key not in known]
     if added:
         instance.add_dynamic_partitions(name, added)
-
-
-def _last_round(project: Project) -> int:
-    """The last round of the project's budget; 0 for a project that explores nothing, as in mode bench."""
-    return 0 if project.config.mode == "bench" else project.rounds_budget
 
 
 def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:

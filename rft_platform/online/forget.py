@@ -8,6 +8,7 @@ of the task, so that its runs still form one group.
 """
 
 from collections import defaultdict
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
@@ -81,7 +82,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str, ten
     )
     rounds = ", ".join(map(round_key, found.rounds)) or "no round"
     summary = f"{found.rows} calls of one subject were erased; rows of {rounds}"
-    traffic_store(project).log("forgotten", summary, **found.to_json())
+    traffic_store(project).log("forgotten", summary, **asdict(found))
     return found
 
 

@@ -1,13 +1,13 @@
 """Judge stage of a round: rewards and advantages for its stored rollouts, by the configured judge or another one.
 
-Judgements of other judge versions are kept, and so is one that a training has read: ``figures`` reads the active one,
-``restore`` activates an earlier one again.
+Judgements of other judge versions are kept, and so is one that a training has read: ``figures`` reads the one in force,
+``restore`` puts an earlier one in force again.
 """
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -39,7 +39,7 @@ from rft_platform.judging.execution.judge_rollouts import (
 )
 from rft_platform.rounds.project.code_version import keep_user_code
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Explored, Judged, read, write
+from rft_platform.rounds.project.record import BY_MODEL, Explored, Judged, read, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
 from rft_platform.rounds.reporting.reward_audit import run_signals
 from rft_platform.rounds.setup.algorithm import pipeline_of
@@ -69,7 +69,7 @@ class JudgementFigures:
 
 
 def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> Judged:
-    """Judge a round's stored rollouts and activate the judgement if it is sound; returns the round's report.
+    """Judge a round's stored rollouts, put the judgement in force if it is sound; returns the round's report.
 
     ``other`` replaces the configured judge. Judgements of other judge versions are kept beside the new one. Raises
     StorageError if the round has no rollouts, JudgeUnavailableError if a judge model does not answer, and UserError if
@@ -105,32 +105,55 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     rollouts_found, judged_found = quality(project, round_number, version)
     if sound := _may_be_in_force(rollouts_found, judged_found):
         store.put_in_force(round_number, version)
-    figures = reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None)
     earlier, seconds = record.judged or Judged(), perf_counter() - started
-    made = Judged(
-        judge_version=version,
+    made = replace(
+        _report(project, version, rows, judged.rows, judges, judged_found),
         sound=sound,
-        rows=len(judged.rows),
-        mean_reward=figures.pop("mean_reward"),
         judge_names={**earlier.judge_names, version: name_of(judges)},
+        judge_kinds={**earlier.judge_kinds, version: _kind_of(judges)},
         judge_codes={**earlier.judge_codes, version: keep_user_code(project, *_named_by(other))},
+        judge_operators={**earlier.judge_operators, version: pipeline.version},
         judge_seconds={version: seconds, **_seconds_of(earlier)},
-        judge_errors=len(judged.errors),
         own_rewards_replaced=replaced or None,
         operators=list(judged.operators),
         operators_version=pipeline.version,
         seconds=seconds,
-        figures={
-            **usage_of(judges),
-            **figures,
-            "equal_groups": judged_found.zero_variance_share,
-            **run_signals(rows, judged.rows, judges),
-            **run_metrics(rows, judged.rows),
-            **_taskset_rewards(project, rows, judged.rows),
-        },
     )
     write(store, round_number, made)
     return made
+
+
+def _report(
+    project: Project,
+    version: str,
+    rows: Sequence[RolloutRow],
+    judged: Sequence[JudgedRow],
+    judges: Mapping[str, TasksetJudge],
+    found: JudgedQuality,
+) -> Judged:
+    """What the rows of a judgement tell about it. ``judges``: empty for an earlier one, whose judges are not known."""
+    figures = reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None)
+    return Judged(
+        judge_version=version,
+        rows=len(judged),
+        mean_reward=figures.pop("mean_reward"),
+        judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
+        figures={
+            **usage_of(judges),
+            **figures,
+            "equal_groups": found.zero_variance_share,
+            **run_signals(rows, judged, judges),
+            **run_metrics(rows, judged),
+            **_taskset_rewards(project, rows, judged),
+        },
+    )
+
+
+def _kind_of(judges: Mapping[str, TasksetJudge]) -> str:
+    """``model`` if a judge asks a model, else ``code``."""
+    specs = [each.spec for each in judges.values() if each.spec is not None]
+    asks = any(spec.asks_models or any(part.settings is not None for part in spec.parts) for spec in specs)
+    return BY_MODEL if asks else "code"
 
 
 def _refuse_to_replace(project: Project, round_number: int, version: str, rows: Sequence[JudgedRow]) -> None:
@@ -327,7 +350,7 @@ def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str,
 
 
 def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | None:
-    """Figures of the active judgement; None before the first."""
+    """Figures of the judgement in force; None before the first."""
     version = store.judge_version(round_number)
     if version is None:
         return None
@@ -348,7 +371,7 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
 
 
 def restore(project: Project, round_number: int, version: str) -> Judged:
-    """Make a stored judgement active again.
+    """Put a stored judgement in force again.
 
     Raises UserError if the judgement is not stored, or if it would fail a blocking check.
     """
@@ -368,24 +391,18 @@ def restore(project: Project, round_number: int, version: str) -> Judged:
     by_row = {row.row_id: row for row in store.judged_rows(round_number, version)}
     rows = store.rollout_rows(round_number)
     judged = [by_row[row.row_id] for row in rows]
-    figures = reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None)
     earlier = read(store, round_number).judged or Judged()
-    restored = Judged(
-        judge_version=version,
+    restored = replace(
+        _report(project, version, rows, judged, {}, judged_found),
         sound=True,
-        rows=len(judged),
-        mean_reward=figures.pop("mean_reward"),
         judge_names=earlier.judge_names,
+        judge_kinds=earlier.judge_kinds,
         judge_codes=earlier.judge_codes,
+        judge_operators=earlier.judge_operators,
         judge_seconds=_seconds_of(earlier),
-        judge_errors=len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
+        operators_version=earlier.judge_operators.get(version),
         restored=True,
         seconds=perf_counter() - started,
-        figures={
-            **figures,
-            "equal_groups": judged_found.zero_variance_share,
-            **run_signals(rows, judged, {}),  # the judge of an earlier judgement is not known here
-        },
     )
     store.put_in_force(round_number, version)
     write(store, round_number, restored)

@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.load import config_digest
@@ -31,15 +30,14 @@ from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
     Trained,
-    publish,
     published,
     read,
     refuse_if_next_round_is_trained,
     required,
     write,
 )
-from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
-from rft_platform.rounds.setup.demonstrations import origin_cells
+from rft_platform.rounds.setup.connections import connect_registry, connect_trainer, publish_base
+from rft_platform.rounds.setup.demonstrations import json_cell, origin_cells
 from rft_platform.rounds.train import (
     Training,
     loaded_digest,
@@ -76,7 +74,7 @@ def train_offline(
     check_kind(project, kind, round_number)
     refuse_if_next_round_is_trained(project.store, round_number)
     dataset = required_dataset(project, round_number)
-    parent = starting_policy(project)
+    parent = publish_base(project)
     request = offline_request(project, dataset, parent, dagster_run_id)
     training = Training(
         request=request,
@@ -109,17 +107,6 @@ def start_training(project: Project) -> None:
         registry = pool.submit(connect_registry(project).prepare)
         connect_trainer(project)
         registry.result()
-
-
-def starting_policy(project: Project) -> Policy:
-    """The base model as policy version 0, published on first use."""
-    known = published(project.store, 0)
-    if known is not None:
-        return known
-    folder = base_model_folder(project)
-    policy = Policy(str(folder), 0, digest_weights(folder), round=0)
-    publish(project.store, policy)
-    return policy
 
 
 def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dagster_run_id: str) -> TrainRequest:
@@ -177,8 +164,6 @@ def offline_lineage(project: Project, dataset: DatasetFile, dagster_run_id: str)
 
 def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
     """Token sequences for the canary: the first tokens of a few rows. Any sequences would serve to compare weights."""
-    import json
-
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(dataset) as file:
@@ -264,12 +249,12 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
 
     Raises UserError if its source has changed since weights were trained on it.
     """
-    store, trained = project.store, read(project.store, round_number).dataset
-    if trained is not None and trained.erased and published(store, round_number) is not None:
-        return trained  # `rft forget` erased rows from the file, and those of the source are others than trained on
-    dataset = load_dataset(project)
-    known, file = read(store, round_number).dataset, _target(project, round_number)
-    if known is not None and known.digest != dataset.digest and published(store, round_number) is not None:
+    store, known = project.store, read(project.store, round_number).dataset
+    trained = published(store, round_number) is not None
+    if known is not None and known.erased and trained:
+        return known  # `rft forget` erased rows from the file, and those of the source are others than trained on
+    dataset, file = load_dataset(project), _target(project, round_number)
+    if known is not None and known.digest != dataset.digest and trained:
         raise UserError(
             f"{dataset.report.source} has changed since {round_key(round_number)} was trained on it (data version "
             f"{known.digest[:16]}, now {dataset.digest[:16]}): restore it, or start a run with another name"
@@ -362,17 +347,13 @@ def _write(dataset: "OfflineDataset", target: Path) -> None:
 
     names = list(dict.fromkeys(name for row in dataset.rows for name in row))
     columns: dict[str, pa.Array] = {
-        name: pa.array([_json(row.get(name)) for row in dataset.rows], pa.string()) for name in names
+        name: pa.array([json_cell(row.get(name)) for row in dataset.rows], pa.string()) for name in names
     }
     columns["source_file"] = pa.array([file for file, _ in dataset.places], pa.string()).dictionary_encode()
     columns |= {name: pa.array(cells, pa.string()) for name, cells in origin_cells(dataset.origins).items()}
     columns["source_row"] = pa.array([number for _, number in dataset.places], pa.int64())
     with atomic_path(target) as temp:
         pq.write_table(pa.table(columns), temp, compression="zstd")
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def leaked_tasks(project: Project, dataset: "OfflineDataset") -> "list[Task]":

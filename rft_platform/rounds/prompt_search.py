@@ -126,6 +126,12 @@ def _prepared(project: Project) -> _Search:
     settings, inputs = project.config.prompt_search, project.config.buffer.explorer_input
     if settings is None:
         raise UserError("no prompt_search in the configuration: add the section, with the reflection model")
+    if project.settings.offline is not None:
+        raise UserError(
+            f"prompt_search: algorithm_type {project.config.algorithm.algorithm_type} with mode train trains on a "
+            "dataset, and a prompt is searched for the starting weights of a project that explores: remove the "
+            "section, or search in a project with mode both"
+        )
     if not inputs.explored or not inputs.eval_tasksets:
         raise UserError("prompt_search needs an explored taskset to search with and one of eval_tasksets to measure by")
     name, taskset = next(iter(project.tasksets.items()))

@@ -174,7 +174,7 @@ def train_request(
 ) -> TrainRequest:
     """The request for the trainer; equal for equal rows, configuration and code, apart from the id of the Dagster run.
 
-    Raises StorageError if there is no active judgement.
+    Raises StorageError if no judgement is in force.
     """
     config, store, policy = project.config, project.store, parent.name
     algorithm, save_state = spec_with_critic(project), _when_to_save(project, round_number, selection)

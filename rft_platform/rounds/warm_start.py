@@ -20,7 +20,7 @@ from rft_platform.rounds.evaluate import is_due, sampled_pass
 from rft_platform.rounds.project.code_version import code_version
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, WarmStartRun, publish, published, write
-from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, start_all, start_folder
+from rft_platform.rounds.setup.connections import base_model_folder, free_gpus, publish_base, start_all
 from rft_platform.rounds.setup.demonstrations import EXPERTS, WARM_START, most_steps, write_demonstrations
 from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -42,16 +42,16 @@ def make_starting_policy(
     """Publish policy version 0, which round 1 explores with; if it is already published, keep it."""
     start_all(project)
     write_experts(project)
-    publish_starts(project)
+    _, *others = project.policies
+    for name in others:
+        publish_base(project, name)
     known = published(project.store, 0)
     if known is not None:
         return known
     settings, engine = project.config.warm_start, connect_engine(project)
     if settings is None:
-        folder = base_model_folder(project)
-        policy = Policy(str(folder), 0, digest_weights(folder), round=0)
-    else:
-        policy = WarmStartCourse(project, settings, engine, connect_trainer(project), dagster_run_id).run()
+        return publish_base(project)
+    policy = WarmStartTraining(project, settings, engine, connect_trainer(project), dagster_run_id).run()
     publish(project.store, policy)
     return policy
 
@@ -64,8 +64,8 @@ def write_experts(project: Project) -> None:
 
 
 @dataclass(slots=True)
-class WarmStartCourse:
-    """Supervised fine-tuning in parts ("legs") of ``eval_every`` steps until a target score on held-out tasks.
+class WarmStartTraining:
+    """Supervised fine-tuning in segments of ``eval_every`` steps until a target score on held-out tasks.
 
     The learning rate then falls to 0. A small model learns such a task suddenly, at a different step for every seed: a
     target score gives starting policies of equal skill, a fixed number of steps does not.
@@ -82,10 +82,10 @@ class WarmStartCourse:
 
     def run(self) -> Policy:
         """Train from the base model; returns the resulting policy as version 0."""
-        legs = self.project.warm_start_checkpoints
-        if legs.exists():  # left by an interrupted run; starting over gives the same weights
-            with removing(legs):
-                shutil.rmtree(legs)
+        folder = self.project.warm_start_checkpoints
+        if folder.exists():  # left by an interrupted run; starting over gives the same weights
+            with removing(folder):
+                shutil.rmtree(folder)
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / WARM_START
         digest = write_demonstrations(self.settings, demonstrations)
@@ -93,15 +93,15 @@ class WarmStartCourse:
         report("warm start", 0, settings.steps, self.goal)
         peak = optimizer_spec(settings.optimizer, settings.steps)
         cools = settings.cooldown_steps > 0 and settings.stop_at is not None
-        while (rest := settings.steps - self.step) > 0 and not self._mark_reached():
+        while (rest := settings.steps - self.step) > 0 and not self._target_reached():
             steps = min(settings.eval_every, rest)
-            self._leg(demonstrations, digest, steps, peak, last=steps == rest and not cools)
+            self._train_segment(demonstrations, digest, steps, peak, last=steps == rest and not cools)
         if cools:
             end = self.step + settings.cooldown_steps
             falling = replace(
                 peak, lr_scheduler_type="linear", lr_warmup_steps=0, schedule_start=self.step, total_steps=end
             )
-            self._leg(demonstrations, digest, settings.cooldown_steps, falling, last=True)
+            self._train_segment(demonstrations, digest, settings.cooldown_steps, falling, last=True)
         reached = {name: value for name, value in self.curve[-1].items() if name != "step"}
         report("warm start", self.step, self.step, **reached)
         write(self.project.store, 0, WarmStartRun(self.step, self.curve, digest))
@@ -111,19 +111,19 @@ class WarmStartCourse:
     @property
     def goal(self) -> str:
         """The condition that ends training before its last step, as text; empty if there is none."""
-        mark = self.settings.stop_at
-        return "" if mark is None else f"sampled_pass reaches {mark:g}"
+        target = self.settings.stop_at
+        return "" if target is None else f"sampled_pass reaches {target:g}"
 
-    def _mark_reached(self) -> bool:
-        mark = self.settings.stop_at
-        return bool(mark is not None and self.curve and self.curve[-1]["sampled_pass"] >= mark)
+    def _target_reached(self) -> bool:
+        target = self.settings.stop_at
+        return bool(target is not None and self.curve and self.curve[-1]["sampled_pass"] >= target)
 
-    def _leg(
+    def _train_segment(
         self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec, *, last: bool = False
     ) -> None:
         """Train ``steps`` more steps from the current state, then evaluate on the held-out tasks.
 
-        The evaluation of the start measures the weights of the last leg; if it is due, they are not evaluated twice.
+        The evaluation of the start measures the last weights: if it is due, they are not evaluated twice.
         """
         free_gpus(self.project)
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
@@ -144,7 +144,7 @@ class WarmStartCourse:
             report("warm start", self.step, self.settings.steps, self.goal, **numbers)
 
     def _on_step(self, event: StepEvent) -> None:
-        if event.step < self.settings.steps:  # the end of a leg is reported with its evaluation
+        if event.step < self.settings.steps:  # the end of a segment is reported with its evaluation
             known = (self.curve[-1] if self.curve else {}) | event.metrics
             numbers = {name: known[name] for name in ("loss", "sampled_pass") if name in known}
             report("warm start", event.step, self.settings.steps, self.goal, **numbers)
@@ -192,17 +192,8 @@ def _with_steps(settings: WarmStart, demonstrations: Path) -> WarmStart:
 
 
 def _keep_manifest_only(checkpoint: Path) -> None:
-    """Remove the previous leg's weights; keep its manifest, which is part of the lineage."""
+    """Remove the previous segment's weights; keep its manifest, which is part of the lineage."""
     gone = [item for item in checkpoint.iterdir() if item.name != MANIFEST]
     with removing(*gone):
         for item in gone:
             shutil.rmtree(item) if item.is_dir() else item.unlink()
-
-
-def publish_starts(project: Project) -> None:
-    """Publish version 0 of each policy but the first: its base model. Keep what is already published."""
-    _, *others = project.policies
-    for name in others:
-        if published(project.store, 0, name) is None:
-            folder = start_folder(project, name)
-            publish(project.store, Policy(str(folder), 0, digest_weights(folder), round=0, name=name))

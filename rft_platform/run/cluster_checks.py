@@ -17,14 +17,12 @@ from rft_platform.rounds.project.project import Project
 def machine_of(project: Project) -> Machine:
     """What the checks of settings compare the project with: this machine, or all nodes of its cluster."""
     if project.config.cluster.kind == "local":
-        return replace(Machine.here(), trains=not (project.config.online and _launches_elsewhere(project.home)))
+        if not project.config.online:
+            return Machine.here()
+        from rft_platform.jobs.instance import launches_elsewhere
+
+        return replace(Machine.here(), trains=not launches_elsewhere(project.home))
     return Machine(int(sum(node.cpus for node in project.cluster.nodes())), project.gpus)
-
-
-def _launches_elsewhere(home: Home) -> bool:
-    from rft_platform.jobs.instance import launches_elsewhere
-
-    return launches_elsewhere(home)
 
 
 def placement_problems(project: Project) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +49,12 @@ def print_links(links: Sequence[tuple[str, str]], token_file: Path) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
+    """Print one JSON document to standard output; a dataclass is an object of its fields."""
     import json
 
     import typer
 
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=asdict))
 
 
 def refuse_bad_target(json_file: Path | None) -> None:

@@ -131,6 +131,7 @@ def _scratch_project(wanted: Wanted) -> Iterator[Project]:
 def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:
     """The settings of the file, or those of a new project, with one taskset and the options of the command."""
     settings = read_settings(wanted.config)[0] if wanted.config is not None else _default_settings()
+    build_config(settings, str(wanted.config or "rft debug"))  # refuses sections that are no mappings
     taskset = _taskset_of(settings, wanted)
     if wanted.workflow:
         taskset |= {"workflow": wanted.workflow, "workflow_args": dict(wanted.workflow_args or {})}

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -92,9 +92,10 @@ def drive(
     Failures of earlier drives are not counted: a new start of the driver implies that their cause is fixed.
     The launches are added to ``result`` as they end, so a caller that gives it has those of an interrupted drive.
     """
+    mirror = mirror_of(project.home.root)
     with (
         _driving(project),
-        _stored(project),
+        nullcontext() if mirror is None else mirror.driving(),  # keeps the copy on the object store current
         open_instance(project.home, capture_output=False) as instance,
         _rare_full_collections(),
     ):
@@ -268,17 +269,6 @@ def _with_database(work: Callable[[], None]) -> None:
             LOG.warning("%s; tried again in %g s", cause_line(error), wait_s)
         time.sleep(wait_s)
     return work()
-
-
-@contextmanager
-def _stored(project: Project) -> Iterator[None]:
-    """Keep the copy of the home on its object store current, if it has one, and store everything at the end."""
-    mirror = mirror_of(project.home.root)
-    if mirror is None:
-        yield
-        return
-    with mirror.driving():
-        yield
 
 
 @contextmanager

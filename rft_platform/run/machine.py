@@ -19,7 +19,7 @@ from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
 from rft_platform.config.checks.machine import cpu_count
 from rft_platform.config.findings import Finding, error, note, raised, warning
-from rft_platform.config.gpu_placement import gpu_count
+from rft_platform.config.gpu_placement import POLICY_ENGINE, gpu_count
 from rft_platform.config.home import Home
 from rft_platform.run.project_checks import check_room, check_writable, nearest_folder
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT, port_is_free
@@ -139,16 +139,17 @@ def partition_findings(home: Home) -> Iterator[Finding]:
 def process_findings(home: Home) -> Iterator[Finding]:
     """Check the engine's replicas and the trainer."""
     services = home.cluster.services()
-    versions: set[tuple[int, str]] = set()
+    versions: set[tuple[int, str]] = set()  # served by the policy's replicas; other engines may serve other ones
     for name, status in services.items():
         kind, pid = status.address.details["kind"], status.address.details["pid"]
         where = f"pid {pid}, {status.address.url.removeprefix('http://')}"
         if status.runs and kind.startswith("engine"):
-            yield _engine_finding(status.address, where, versions)
+            is_replica = name == POLICY_ENGINE or name.startswith(f"{POLICY_ENGINE}-")
+            yield _engine_finding(name, status.address, where, versions if is_replica else set())
         elif status.runs:
-            yield note(f"{kind} runs ({where})", key="process")
+            yield note(f"{name} runs ({where})", key="process")
         else:
-            problem = f"{kind} has ended and left its lease {home.leases / name}.json ({where})"
+            problem = f"{name} has ended and left its lease {home.leases / name}.json ({where})"
             yield warning(f"{problem}: `rft stop` removes it; the next start also replaces it", key="process")
     if len(versions) > 1:
         served = ", ".join(str(version) for version, _ in sorted(versions))
@@ -161,18 +162,16 @@ def process_findings(home: Home) -> Iterator[Finding]:
         yield note("neither engine nor trainer is running; they start when they are needed", key="process")
 
 
-def _engine_finding(address: Address, where: str, versions: set[tuple[int, str]]) -> Finding:
+def _engine_finding(name: str, address: Address, where: str, versions: set[tuple[int, str]]) -> Finding:
     """Check that the engine answers; add the version it serves to ``versions``."""
     from rft_platform.inference.client import EngineClient
 
     try:
         status = EngineClient(address).status()
     except EngineError as problem:
-        return error(
-            f"{address.details['kind']} does not answer ({where}): {problem}; `rft stop` ends it", key="process"
-        )
+        return error(f"{name} does not answer ({where}): {problem}; `rft stop` ends it", key="process")
     versions.add((status.policy_version, status.weights_digest))
-    return note(f"{address.details['kind']} serves policy version {status.policy_version} ({where})", key="process")
+    return note(f"{name} serves policy version {status.policy_version} ({where})", key="process")
 
 
 def port_findings(home: Home) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """One-line result of each round, from its record."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.gate import promotion_rule
 from rft_platform.experience.file_names import round_key
@@ -42,10 +42,6 @@ class RoundLine:
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
     started_again: str | None = None  # from which version, for a training after a refused version
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
-
-    def to_json(self) -> dict[str, Any]:
-        """The line as plain JSON values."""
-        return asdict(self)
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
@@ -151,8 +147,10 @@ class RoundNews:
 
     def __call__(self) -> list[str]:
         """The lines of newly completed rounds, in order."""
-        lines = []
-        while read(self._project.store, self._next).has(RoundEvaluation):
+        store, lines = self._project.store, []
+        if not self._next and not read(store, 0).has(RoundEvaluation) and read(store, 1).has(RoundEvaluation):
+            self._next = 1  # a training on a dataset may leave the base model unevaluated
+        while read(store, self._next).has(RoundEvaluation):
             lines.append(describe_round(round_line(self._project, self._next)))
             self._next += 1
         return lines

@@ -18,11 +18,8 @@ def what_is_next(project: "Project") -> list[str]:
     recorded, is_driven = _known_launches(project), driver_is_running(project.home)
     cut = [] if is_driven else sorted(recorded.interrupted)
     start = "starting policy" if project.config.warm_start is None else "warm start"
-    described = describe_plan(
-        plan_next(observe(project, replace(recorded, running=recorded.running - set(cut)))),
-        1 if project.config.mode == "bench" else project.rounds_budget,
-        start,
-    )
+    plan = plan_next(observe(project, replace(recorded, running=recorded.running - set(cut))))
+    described = describe_plan(plan, project.rounds_budget, start)
     if cut:
         names = ", ".join(_launch_name(*launch, start) for launch in cut)
         return [f"interrupted: {names} (its process has ended)", "`rft run` continues it", *described]

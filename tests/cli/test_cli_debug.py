@@ -240,6 +240,14 @@ def test_bad_input_is_refused(
     assert message in shown.output
 
 
+def test_a_section_without_keys_is_refused(rft: Callable[..., Result], home: object, tmp_path: Path) -> None:
+    (tmp_path / "rft.yaml").write_text("model:\nbuffer: {explorer_input: }\n")
+    shown = rft("debug", "judge", "42", "--config", tmp_path / "rft.yaml")
+    assert shown.exit_code == 2
+    assert "model: got None; expected a section" in shown.output
+    assert "buffer.explorer_input: got None; expected a section" in shown.output
+
+
 def test_an_unknown_taskset_names_those_of_the_file(
     rft: Callable[..., Result], home: object, write_config: Callable[..., Path]
 ) -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from typer.testing import Result
 
+from rft_platform.cluster.interface import Address
 from rft_platform.cluster.local.leases import Lease, lease_environment, write_lease
 from rft_platform.cluster.local.local_cluster import processor_seconds
 from rft_platform.cluster.local.locks import locked
@@ -96,6 +99,29 @@ def test_doctor_distinguishes_a_stale_lease_from_a_hanging_engine(home: Home, en
     assert f"does not answer (pid {engine.pid}" in hanging.text
     assert stale.level == "warning"
     assert "rft stop" in stale.text
+
+
+def test_doctor_compares_the_weights_of_the_policy_replicas_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"engine": 5, "auxiliary-helper": 0, "evaluation": 4}
+
+    class Answering:
+        def __init__(self, address: Address) -> None:
+            self.status = lambda: SimpleNamespace(policy_version=versions[address.name], weights_digest="d")
+
+    def service(name: str) -> SimpleNamespace:
+        details = {"kind": "engine-transformers", "pid": 1}
+        return SimpleNamespace(runs=True, address=Address(name, "http://h:1", "", 1, "", details))
+
+    monkeypatch.setattr("rft_platform.inference.client.EngineClient", Answering)
+    cluster = SimpleNamespace(services=lambda: {name: service(name) for name in versions})
+    home: Any = SimpleNamespace(cluster=cluster, leases=Path())
+    assert [found.text for found in process_findings(home)] == [
+        "engine serves policy version 5 (pid 1, h:1)",
+        "auxiliary-helper serves policy version 0 (pid 1, h:1)",
+        "evaluation serves policy version 4 (pid 1, h:1)",
+    ]
+    versions["engine-1"] = 4
+    assert list(process_findings(home))[-1].level == "warning"
 
 
 def test_doctor_finds_what_is_installed_within_its_bounds(home: Home) -> None:

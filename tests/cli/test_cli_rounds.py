@@ -24,6 +24,7 @@ from rft_platform.definitions import defs
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.record import JudgedRow, row_id
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
@@ -41,7 +42,7 @@ from rft_platform.rounds.project.record import (
     write,
 )
 from rft_platform.rounds.reporting.round_history import time_split
-from rft_platform.rounds.warm_start import WarmStartCourse
+from rft_platform.rounds.warm_start import WarmStartTraining
 from rft_platform.run import start
 from rft_platform.run.project_checks import is_finished
 from rft_platform.run.round_lines import (
@@ -134,6 +135,16 @@ def test_rounds_are_news_once(project: Project) -> None:
 
     assert news() == ["r0003  held-out sampled 87.5%  greedy 100.0%  champion"]
     assert news() == []
+
+
+def test_a_round_is_news_if_the_start_is_not_evaluated(tmp_path: Path) -> None:
+    project: Any = SimpleNamespace(store=ExperienceStore(tmp_path), policies={"policy": None})
+    publish(project.store, Policy("/base", 0, "digest", 0))
+    news = RoundNews(project)
+    assert news() == []
+    publish(project.store, Policy("/checkpoints/12", 12, "digest", 1))
+    write(project.store, 1, RoundEvaluation("no held-out tasks"))
+    assert news() == ["r0001  policy v12"]
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
@@ -303,7 +314,7 @@ def test_a_warm_start_reports_its_steps(monkeypatch: pytest.MonkeyPatch, caplog:
     )
     with caplog.at_level("INFO", logger="rft_platform.common.progress"):
         for step in (40, 300):
-            WarmStartCourse._on_step(course, StepEvent(step, {"loss": 1.5}))
+            WarmStartTraining._on_step(course, StepEvent(step, {"loss": 1.5}))
     assert [record.message for record in caplog.records] == [
         "warm start: 40/300 at most, until sampled_pass reaches 1  loss 1.5  sampled_pass 0.25"
     ]

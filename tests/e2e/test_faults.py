@@ -198,8 +198,8 @@ def test_an_interrupted_warm_start_restarts_and_gives_the_same_weights(faulty: F
     driver = subprocess.Popen(
         command, env=faulty.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )  # fmt: skip
-    legs = faulty.checkpoints / "warm_start"
-    wait_until(lambda: any(legs.glob("global_step_*/manifest.json")), "a leg of the warm start was published")
+    folder = faulty.checkpoints / "warm_start"
+    wait_until(lambda: any(folder.glob("global_step_*/manifest.json")), "a segment of the warm start was saved")
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     assert not (faulty.home / "rounds" / "r0000" / "policy-policy.json").exists()

@@ -61,7 +61,6 @@ def test_a_judgement_that_is_damaged_is_made_again_without_a_word_to_the_rollout
 def test_a_missing_judgement_does_not_keep_the_plan_from_mending_it(explored: Project):
     explored.store.judged_file(1).unlink()
     state = observe(explored, Launches())
-    assert state.rounds[0].experiences == 4
     assert [(action.kind, action.round) for action in plan_next(state).actions] == [("sync", 1)]
     with pytest.raises(DamageRepairedError, match="is missing"):
         train(explored, None, 1, "run")

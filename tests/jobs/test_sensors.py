@@ -80,7 +80,7 @@ def test_training_waits_for_rows_and_reports_their_number(project, resource):
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(THRESHOLD, resource, instance)
         assert isinstance(skipped, dg.SkipReason)
-        assert "r0001 trains when it has 4 rows, 0 so far" in skipped.skip_message
+        assert "r0001 trains when it is explored" in skipped.skip_message
 
         write(project.store, 1, Judged(sound=True, judge_version="match@1"))
         (request,) = tick(THRESHOLD, resource, instance).run_requests

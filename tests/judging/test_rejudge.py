@@ -20,8 +20,10 @@ from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.experience.record import RolloutRow
 from rft_platform.jobs.instance import open_instance
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.judging.judge_context import BudgetSpentError
-from rft_platform.rounds.judge import judge
+from rft_platform.rounds.judge import _kind_of, judge, restore
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Trained, read, write
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
@@ -253,6 +255,35 @@ def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, mon
         check_judge(project, taskset)
     monkeypatch.setenv("KEY_OF_THE_JUDGE", "secret")
     check_judge(project, taskset)
+
+
+def test_a_restored_judgement_has_the_same_report(project: Project) -> None:
+    pipeline = {"experience_pipeline": {"operators": [{"name": "invalid_filter"}]}}
+    processor = type(project.config.data_processor).model_validate(pipeline)
+    filtered = Project(project.home, project.config.model_copy(update={"data_processor": processor}))
+    made = judge(filtered, 1)
+    assert made.operators_version is not None
+    judge(project, 1, OtherJudge("numeric", {"tolerance": 0.5}))
+    restored = restore(project, 1, made.judge_version)
+    assert restored.operators_version == made.operators_version
+    assert restored.judge_kinds == dict.fromkeys(restored.judge_names, "code")
+    assert restored.figures == {name: made.figures[name] for name in restored.figures}
+    assert restored.figures["judge_metrics"] == {"exact_match": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kind"),
+    [
+        *((name, {"model": "m", "criteria": {"good": "is good"}}, "model") for name in ("llm", "pairwise", "ranking")),
+        ("vllm_format.py:vllm_format", {}, "code"),
+        ("exact_match", {}, "code"),
+    ],
+)
+def test_a_judge_that_asks_a_model_is_recorded_as_one(
+    project: Project, tmp_path: Path, name: str, args: dict[str, Any], kind: str
+) -> None:
+    (tmp_path / "vllm_format.py").write_text("def vllm_format(response, task):\n    return 1.0\n")
+    assert _kind_of({"sums": TasksetJudge(build_judge(name, args))}) == kind
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def test_a_row_is_traced_to_every_checkpoint_trained_on_it(world: World) -> None
     ]  # fmt: skip
     assert [ref.policy_version for ref in trace.trained] == [8]
     assert [ref.policy_version for ref in trace.descendants] == [16, 24]
-    assert json.loads(json.dumps(trace.to_json()))["trained"][0]["checkpoint"] == str(world.folder(8))
+    assert json.loads(json.dumps(asdict(trace)))["trained"][0]["checkpoint"] == str(world.folder(8))
 
 
 @pytest.mark.parametrize(("number", "which"), [(1, "rollouts"), (3, "rollouts"), (1, "judged")])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from rft_platform.config.schema.buffer import Taskset
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
 from rft_platform.model_registry.models import DIGEST_TAG, PREVIOUS_TAG, RegisteredModel
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
+from rft_platform.rounds import evaluate
+from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
 from rft_platform.rounds.project.project import Project
@@ -109,6 +112,15 @@ def test_the_start_is_measured_as_a_partition_too(project: Project) -> None:
     write(project.store, 0, RoundEvaluation(gate="not due", promoted=False, metrics={}))
     (action,) = plan_next(observe(project, Launches())).actions
     assert (action.kind, action.partition, action.run_key) == ("evaluate", "r0000", "evaluate:r0000:0")
+
+
+def test_an_evaluation_needs_no_explored_tasks(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "deploy", lambda engine, policy: None)
+    monkeypatch.setattr(evaluate, "_evaluate", lambda *_: RoundEvaluation("passed"))
+    engine: Any = SimpleNamespace(status=lambda: SimpleNamespace(cpu_seconds=0.0))
+    buffer = project.config.buffer.model_copy(update={"total_steps": None})
+    opened = Project(project.home, project.config.model_copy(update={"buffer": buffer}))
+    assert evaluate_round(opened, engine, Registry(), 1, force=True).gate == "passed"  # type: ignore[arg-type]
 
 
 def test_other_tasks_make_all_be_measured_again(project: Project, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,20 @@ def test_the_explorer_waits_rather_than_make_stale_rows(tmp_path: Path) -> None:
     assert launches(world, ("sync", 1)) == [], "the training under way moves on by two versions"
     world.train(1)
     assert launches(world) == [("explore", 2)]
+
+
+@pytest.mark.parametrize("limit", [{"sync_offset": 1}, {"max_staleness": 1}])
+def test_an_explorer_without_a_trainer_explores_all_rounds(tmp_path: Path, limit: dict[str, int]) -> None:
+    world = simulated(tmp_path, 3, train_batch_size=2, sync_style="dynamic_by_explorer", **limit)
+    config = world.project.config.model_copy(update={"mode": "explore"})
+    explorer = Simulated(type(world.project)(world.project.home, config))
+    for number in (1, 2, 3):
+        assert launches(explorer) == [("explore", number)]
+        world.explore(number)
+    state = explorer.state()
+    assert plan_next(state).finished
+    waiting = replace(state, rounds=state.rounds[:1], other_half=True)
+    assert plan_next(waiting).waiting[0].startswith("r0002 explores after a training")
 
 
 def test_stale_rows_are_left_out_and_counted(tmp_path: Path) -> None:

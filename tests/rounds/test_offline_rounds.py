@@ -22,13 +22,13 @@ from rft_platform.rounds.offline import (
     offline_lineage,
     offline_request,
     required_dataset,
-    starting_policy,
 )
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Launches, observe
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, publish, published
 from rft_platform.rounds.reporting.lineage import RowFile, trace_checkpoint
+from rft_platform.rounds.setup.connections import publish_base
 from tests.support.builders import write_rows
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -122,9 +122,9 @@ def test_a_changed_source_is_read_again_until_a_training_used_it(make_offline, t
 
 def test_the_request_does_not_depend_on_its_caller(make_offline):
     project = make_offline("dpo", {"policy_loss_fn_args": {"beta": 0.3}}, total_epochs=3)
-    dataset, base = make_dataset(project, 1), starting_policy(project)
+    dataset, base = make_dataset(project, 1), publish_base(project)
     request = offline_request(project, dataset, base, "run")
-    assert request == offline_request(project, required_dataset(project, 1), starting_policy(project), "run")
+    assert request == offline_request(project, required_dataset(project, 1), publish_base(project), "run")
     assert (request.preferences, request.demonstrations) == (dataset.path, None)
     assert request.reference == request.parent == published(project.store, 0).folder
     assert (request.algorithm.policy_loss, request.algorithm.policy_loss_args) == ("dpo", {"beta": 0.3})
@@ -136,7 +136,7 @@ def test_the_request_does_not_depend_on_its_caller(make_offline):
 
 def test_pairs_without_a_reference_load_none(make_offline):
     project = make_offline("simpo")
-    request = offline_request(project, make_dataset(project, 1), starting_policy(project), "run")
+    request = offline_request(project, make_dataset(project, 1), publish_base(project), "run")
     assert (request.algorithm.policy_loss, request.reference) == ("simpo", None)
     assert request.preferences is not None
 
@@ -156,7 +156,7 @@ def test_answers_with_a_label_are_a_dataset_of_kto_and_of_no_loss_that_compares_
 
 def test_distillation_names_its_teacher(make_offline, tiny_model):
     project = make_offline("gkd", {"teacher_model_path": str(tiny_model)}, total_steps=5)
-    request = offline_request(project, make_dataset(project, 1), starting_policy(project), "run")
+    request = offline_request(project, make_dataset(project, 1), publish_base(project), "run")
     assert (request.teacher, request.max_steps) == (str(tiny_model), 5)
     assert request.demonstrations is not None and request.reference is None
 

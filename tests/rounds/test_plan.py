@@ -24,7 +24,7 @@ def launches(state: ProjectState) -> list[tuple[str, int]]:
 def test_fresh_project_explores_round_one_first():
     plan = plan_next(project())
     assert plan.actions == (Action("explore", 1, 0),)
-    assert plan.waiting == ("r0001 trains when it has 1 rows, 0 so far",)
+    assert plan.waiting == ("r0001 trains when it is explored",)
 
 
 def test_warm_start_comes_before_everything():
@@ -53,16 +53,8 @@ def test_budget_ends_the_project():
     assert not plan_next(project(*[(DONE, DONE)] * 2)).finished
 
 
-def test_enough_rows_train_before_the_exploration_ends():
-    early = RoundState(1, explore=RUNNING, experiences=512)
-    state = ProjectState(rounds=(early,), rounds_budget=1, experiences_needed=512)
-    assert launches(state) == [("sync", 1)]
-    short = replace(state, rounds=(replace(early, experiences=312),))
-    assert plan_next(short).waiting == ("r0001 explore is running", "r0001 trains when it has 512 rows, 312 so far")
-
-
 def failed_launch(**changes: object) -> LaunchState:
-    return replace(LaunchState(failures=1, launches=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
+    return replace(LaunchState(failures=1, ended=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
 
 
 def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
@@ -75,7 +67,7 @@ def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
 
 
 def test_launches_that_succeeded_and_were_withdrawn_count_for_the_key_alone():
-    again = project((LaunchState(failures=0, launches=2), LaunchState()))
+    again = project((LaunchState(failures=0, ended=2), LaunchState()))
     assert [a.run_key for a in plan_next(again).actions] == ["explore:r0001:2"]
 
 
@@ -92,7 +84,7 @@ def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
     [(1, 0.0, "retry 1 of 3 in 3 s"), (2, 2.0, "retry 2 of 3 in 10 s"), (3, 47.5, "retry 3 of 3 in 1 s")],
 )
 def test_retries_wait_longer_each_time_and_are_reported(failures: int, passed: float, said: str):
-    state = project((DONE, failed_launch(failures=failures, launches=failures)), now=100.0 + passed)
+    state = project((DONE, failed_launch(failures=failures, ended=failures)), now=100.0 + passed)
     plan = plan_next(state)
     assert plan.actions == ()
     assert f"r0001 sync: {said}: engine: gone" in plan.waiting
@@ -122,7 +114,7 @@ def test_two_halves_keep_the_order_of_one_driver():
     )
     assert launches(project((DONE, DONE), mode="explore", other_half=True)) == [("explore", 2)]
     plan = plan_next(project((DONE, DONE), mode="train", other_half=True))
-    assert not plan.finished and plan.waiting == ("r0002 trains when it has 1 rows, 0 so far",)
+    assert not plan.finished and plan.waiting == ("r0002 trains when it is explored",)
     assert plan_next(project(*[(DONE, DONE)] * 3, mode="train", other_half=True)).finished
     assert plan_next(project(mode="train", other_half=True, warm_start=waits)).waiting == (
         "r0000 is made by the driver of mode explore",

@@ -46,7 +46,7 @@ def test_closed_and_open_rounds(project: Project) -> None:
     state = observe(project, Launches())
     assert [round.sync.done for round in state.rounds] == [True] * 5 + [False]
     assert all(round.explore.done for round in state.rounds)
-    assert state.rounds[-1].experiences == 4 and state.warm_start == LaunchState(done=True)
+    assert state.warm_start == LaunchState(done=True)
     assert plan_next(state).actions == (Action("sync", ROUNDS, 0),)
 
 
@@ -84,7 +84,7 @@ def test_launches_of_closed_rounds_are_included(project: Project) -> None:
     launches = Launches(frozenset({("sync", 3)}), {("explore", 2): failed}, {("explore", 2): 5})
     state = observe(project, launches)
     assert state.rounds[2].sync.running and not state.rounds[2].explore.running
-    assert (state.rounds[1].explore.failures, state.rounds[1].explore.launches) == (2, 5)
+    assert (state.rounds[1].explore.failures, state.rounds[1].explore.ended) == (2, 5)
 
 
 def test_a_closed_round_is_remembered_until_its_folder_changes(project: Project, monkeypatch) -> None:

@@ -47,6 +47,14 @@ def test_tasks_of_imported_traces_are_left_out(tmp_path: Path) -> None:
         check_prompt_search(project(tmp_path, search, [imported]))
 
 
+def test_a_training_on_a_dataset_is_refused(tmp_path: Path) -> None:
+    opened = project(tmp_path, {"reflection": {"model": MODEL}})
+    algorithm = opened.config.algorithm.model_copy(update={"algorithm_type": "sft"})
+    offline = opened.config.model_copy(update={"mode": "train", "algorithm": algorithm})
+    with pytest.raises(UserError, match="algorithm_type sft with mode train trains on a dataset"):
+        check_prompt_search(Project(opened.home, offline))
+
+
 def test_tasks_with_a_system_message_of_their_own_are_refused(tmp_path: Path) -> None:
     prompt = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
     search = {"reflection": {"model": MODEL}}

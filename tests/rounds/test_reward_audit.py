@@ -102,6 +102,14 @@ def test_histories_without_a_defect_pass_the_audit(changes: dict[str, Any]) -> N
     assert all(finding.text for finding in audit(history(**changes)))
 
 
+def test_rounds_without_a_figure_are_left_out_of_its_audit() -> None:
+    grown = audit(history(run_tokens=lambda n: None if n in (2, 9) else 100.0 * 2**n))[1]
+    assert grown.text.endswith("(rounds 7 to 10)") and not grown.passed
+    parts = audit(history(12, part_shares=lambda n: {"solved": 1.0} if n < 11 else {}))[0]
+    assert parts.text.endswith("(rounds 8 to 10)") and not parts.passed
+    assert audit(history(20, part_shares=lambda n: {"solved": 1.0} if n < 4 else {}))[0].passed
+
+
 def test_the_shares_of_the_parts_add_up_to_one() -> None:
     runs = [{"solved": 0.7 * (n % 2), "short": 0.3 * (n % 3 == 0)} for n in range(12)]
     shares = part_shares(runs)
@@ -187,6 +195,10 @@ def project(tmp_path: Path) -> Project:
 def test_the_records_of_a_project_are_audited(project: Project) -> None:
     assert failed(audit_round(project.store, 5)) == []
     assert failed(audit_round(project.store, 12)) == ["audit_length"]
+    write(project.store, 2, Judged(sound=True, mean_reward=0.1))
+    assert failed(audit_round(project.store, 12)) == ["audit_length"]
+    assert [each.text for each in audit_round(project.store, 12)][1].startswith("runs have 550.0 tokens, 133.3 at")
+    write(project.store, 2, Judged(sound=True, mean_reward=0.1, figures={"run_tokens": 100.0}))
     finding = next(each for each in audit_round(project.store, 12) if not each.passed)
     assert finding.text == "runs have 550.0 tokens, 100.0 at first (rounds 10 to 12)"
     assert audit_evaluation(project, 6).passed and audit_evaluation(project, 11).passed

@@ -36,7 +36,7 @@ def judge(project: Project, version: str, shift: float = 0.0) -> None:
         for row in project.store.rollout_rows(1)
     ]  # fmt: skip
     project.store.write_judged(1, version, rows)
-    write(project.store, 1, Judged(judge_names={version: "llm"}))
+    write(project.store, 1, Judged(judge_names={version: "llm"}, judge_kinds={version: "model"}))
 
 
 @pytest.fixture

@@ -75,6 +75,14 @@ def test_the_gpus_of_one_machine_decide_without_ray(
             connect_candidate_engine(project)
 
 
+def test_a_candidate_needs_an_engine_that_can_be_started(tmp_path: Path) -> None:
+    project = project_on(tmp_path)
+    engine = project.config.engine.model_copy(update={"urls": ["http://10.0.0.1:8000"]})
+    project.config = project.config.model_copy(update={"engine": engine})
+    with pytest.raises(UserError, match=r"engine\.urls names all engines, so none can be started for a candidate"):
+        connect_candidate_engine(project)
+
+
 @pytest.mark.parametrize(
     ("number", "given", "expected"),
     [(0, "", (0.31, True)), (0, ", gpu_memory_utilization: 0.2", (0.2, True)), (1, "", (0.9, False))],

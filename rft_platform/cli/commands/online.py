@@ -88,7 +88,7 @@ def forget(
     found = _forget(home, subject, tenant, trace or [])
     store_changes(home.root, erase=True)
     if as_json:
-        print_json(found.to_json())
+        print_json(found)
         return
     console = output()
     console.print(f"erased {found.rows:,} rows, {len(found.rounds)} round(s) held some of them", markup=False)

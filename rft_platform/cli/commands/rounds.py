@@ -32,7 +32,7 @@ def rounds(
     if as_json:
         print_json(
             {
-                "rounds": [line.to_json() for line in round_lines(project, last or 0)],
+                "rounds": round_lines(project, last or 0),
                 "next": "; ".join(what_is_next(project)),
                 "pinned": pinned_version(project),
             }

@@ -177,7 +177,7 @@ def _report(report: "Upkeep", as_json: bool) -> None:
     from rft_platform.run.console import output, print_json
 
     if as_json:
-        print_json(report.to_json())
+        print_json(report)
     else:
         console = output()
         for line in _lines(report):

@@ -61,7 +61,7 @@ def trace(
     found = find_trace(project, target, verify=verify)
     whole = whole_checkpoints(found) if verify and isinstance(found, CheckpointTrace) else 0
     if as_json:
-        print_json(found.to_json())
+        print_json(found.to_json() if isinstance(found, CheckpointTrace) else found)
     elif isinstance(found, CheckpointTrace):
         reason = without_steps(project, round_number(target)) if re.fullmatch(_ROUND, target) else None
         if reason is not None:
@@ -97,7 +97,7 @@ def _print_run(project: "Project", run_id: str, every: bool, as_json: bool) -> N
     registry = connect_registry(project)
     found = [trace_row(row["row_id"], project.store, project.checkpoints, registry) for row in rows]
     if as_json:
-        print_json([row.to_json() for row in found])
+        print_json(found)
         return
     for row in found:
         print_row(row, output(), None if every else _SHOWN)

@@ -100,7 +100,7 @@ class ProjectProgress:
 
 def last_round(project: Project) -> str:
     """The newest trained round in one line."""
-    for number in sorted(project.store.rounds(), reverse=True):
+    for number in reversed(project.store.rounds()):
         record = read(project.store, number)
         policy = record.published()
         if number == 0 or policy is None:

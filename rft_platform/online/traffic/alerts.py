@@ -232,7 +232,7 @@ class TrafficWatch:
         A round that trained nothing is left out: it published the same version as the round before.
         """
         store = self._project.store
-        policies = {number: published(store, number) for number in sorted(store.rounds())[-_ROUNDS - 1 :]}
+        policies = {number: published(store, number) for number in store.rounds()[-_ROUNDS - 1 :]}
         versions = [(number, policy.policy_version) for number, policy in policies.items() if policy is not None]
         return {number: version for (_, before), (number, version) in pairwise(versions) if version != before}
 

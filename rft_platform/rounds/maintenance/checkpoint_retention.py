@@ -59,7 +59,7 @@ def _thin_policy(project: Project, champions: set[Path], name: str) -> list[Path
     """``thin_checkpoints`` for one of the project's policies."""
     limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
     store = project.store
-    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
+    policies = [policy for number in store.rounds() if (policy := published(store, number, name)) is not None]
     folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
     marked = {Path(policy.folder) for policy in policies if every is not None and policy.policy_version % every == 0}
     repeatable = {Path(policy.folder) for policy in needed_to_repeat(project, name)}

@@ -6,9 +6,9 @@ were trained on it. The ledger keeps the digests of the old files, so the round'
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rft_platform.experience.file_ledger import Contents, Ledger
 from rft_platform.experience.maintenance import delete_superseded
@@ -56,10 +56,6 @@ class Forgotten:
         rounds = tuple(sorted({*self.rounds, *other.rounds}))
         kept = tuple(ref for folder, ref in later.items() if folder not in trained)
         return Forgotten(self.rows + other.rows, rounds, tuple(trained.values()), kept)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
 
 
 def one_per_judgement(project: Project, number: int, rows: set[str]) -> set[str]:

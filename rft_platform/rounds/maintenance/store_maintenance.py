@@ -7,7 +7,7 @@ trainer state is saved, so its training is not repeated.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,10 +47,6 @@ class Upkeep:
     freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago, and orphans
     orphans: int = 0  # objects of interrupted uploads on the project's object store
     problems: list[str] = field(default_factory=list)  # rounds left unchanged, with the reason
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return asdict(self)
 
 
 def closed_rounds(project: Project) -> list[int]:

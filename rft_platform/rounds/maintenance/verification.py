@@ -78,7 +78,7 @@ def _selection_faults(project: Project, number: int) -> Iterator[DamagedFile]:
 
 
 def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:
-    """Faults of the file that names the round's active judgement."""
+    """Faults of the file that names the round's judgement in force."""
     path = store.current_file(number)
     try:
         version, judged = store.judge_version(number), read(store, number).judged
@@ -96,7 +96,7 @@ def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFil
 
 
 def check_judgements(store: ExperienceStore) -> None:
-    """Raise DamagedError if a round's active judgement is missing, or is not the one that its record names."""
+    """Raise DamagedError if a round's judgement in force is missing, or is not the one that its record names."""
     faults = [fault for number in store.rounds() for fault in judgement_faults(store, number)]
     if faults:
         raise DamagedError("\n".join(f"{fault.path}: {fault.why}" for fault in faults[:NAMED]))

@@ -42,7 +42,7 @@ class LaunchState:
     done: bool = False
     running: bool = False
     failures: int = 0  # failed launches since the last success
-    launches: int = 0  # all that have ended, failed or not
+    ended: int = 0  # launches, failed or not
     cause: str = ""  # of the last failure, in one line
     retryable: bool = True  # whether a retry may help, according to the last failure
     failed_at: float | None = None  # end of the last failure on the clock of ``ProjectState.now``; None: unknown
@@ -55,7 +55,6 @@ class RoundState:
     number: int
     explore: LaunchState = LaunchState()
     sync: LaunchState = LaunchState()
-    experiences: int = 0  # judged rows on disk, of a round that has not trained yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class ProjectState:
 
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1
-    experiences_needed: int = 1  # rows of a whole round: with that many, a round may train before it is explored
+    experiences_needed: int = 1  # rows of a whole round; online: with that many committed rows the next round collects
     offset_rounds: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
     sync_style: SyncStyle = "fixed"
     rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
@@ -117,7 +116,7 @@ class Plan:
 def held_back(state: ProjectState, number: int) -> str | None:
     """The reason why batch ``number`` must not be explored before the next training; None if it may be explored.
 
-    Exploration waits only while there are rows to train on or a training is running, so it cannot wait forever.
+    Exploration waits only if a trainer takes the rows that have landed, so the wait ends.
     """
     landed, key = state.landed, round_key(number)
     if state.offset_rounds and landed.rounds >= state.offset_rounds:
@@ -233,12 +232,12 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     launch = _round(state, number).explore
     if state.committed_rows is not None:
         return _next_collection(state, number, launch)
+    if launch.running or not (state.mode == "both" or state.other_half):  # else no trainer would end the wait
+        return _launch_step("explore", number, launch, state)
     if state.sync_style != "fixed":
-        held = None if launch.running else held_back(state, number)
-        return held or _launch_step("explore", number, launch, state)
+        return held_back(state, number) or _launch_step("explore", number, launch, state)
     needs = number - 1 - state.offset_rounds
-    trains = state.mode == "both" or state.other_half
-    if trains and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
+    if needs >= 1 and not _round(state, needs).sync.done:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
     return _launch_step("explore", number, launch, state)
 
@@ -276,10 +275,8 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
     current = _round(state, number)
     if state.paused and current.explore.done and not current.sync.running:
         return f"{round_key(number)} does not train{_pause(state.paused)}"
-    if not current.explore.done and current.experiences < state.experiences_needed:
-        return (
-            f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"
-        )
+    if not current.explore.done:
+        return f"{round_key(number)} trains when it is explored"
     return _launch_step("sync", number, current.sync, state)
 
 
@@ -308,7 +305,7 @@ def _launch_step(kind: ActionKind, number: int, launch: LaunchState, state: Proj
         said = f": {launch.cause}" if launch.cause else ""
         retry = f"{name}: retry {launch.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
         return Plan(waiting=(retry,), retry_in=wait)
-    return Action(kind=kind, round=number, attempt=launch.launches)
+    return Action(kind=kind, round=number, attempt=launch.ended)
 
 
 def retry_wait(launch: LaunchState, state: ProjectState) -> float:

@@ -60,7 +60,7 @@ class Launches:
             done=done,
             running=key in self.running,
             failures=failed.count,
-            launches=self.ended.get(key, failed.count),
+            ended=self.ended.get(key, failed.count),
             cause=failed.cause,
             retryable=failed.retryable,
             failed_at=failed.ended_at,
@@ -80,7 +80,7 @@ def observe(
     waiting = None if project.traffic is None else project.traffic.waiting()
     return ProjectState(
         rounds=tuple(_observe_rounds(project, launches, through)),
-        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
+        rounds_budget=project.rounds_budget,
         experiences_needed=project.batches.experiences_a_round,
         offset_rounds=sync.offset_rounds,
         sync_style="fixed" if project.settings.offline is not None else sync.sync_style,
@@ -182,11 +182,9 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     record = read(project.store, number)
     synced = record.has(Policy)
     evaluated = synced and record.has(RoundEvaluation)
-    trained = synced or number <= through
-    sound = not trained and is_sound(project.store, number)
+    explored = synced or number <= through or is_sound(project.store, number)
     return RoundState(
         number,
-        explore=launches.state_of("explore" if project.traffic is None else "collect", number, done=sound or trained),
+        explore=launches.state_of("explore" if project.traffic is None else "collect", number, done=explored),
         sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
-        experiences=project.store.count_judged(number) if sound else 0,
     )

@@ -60,7 +60,10 @@ class Project:
 
     @property
     def checkpoints(self) -> Path:
-        """``<checkpoint_root_dir>/<project>/<name>``; below the home if that is an object store, which gets copies."""
+        """``<checkpoint_root_dir>/<project>/<name>``.
+
+        It is below the home if ``checkpoint_root_dir`` is an object store, which then holds copies.
+        """
         root = self.config.checkpoint_folder
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
 
@@ -156,7 +159,9 @@ class Project:
 
     @property
     def rounds_budget(self) -> int:
-        """Rounds of the whole run; 1 for an offline training."""
+        """Rounds of the whole run; 1 for an offline training, 0 in mode bench, which may have no tasks to explore."""
+        if self.config.mode == "bench":
+            return 0
         return 1 if self.settings.offline is not None else self.length.rounds
 
 

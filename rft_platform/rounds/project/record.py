@@ -29,6 +29,8 @@ from rft_platform.inference.canary import Canary
 from rft_platform.judging.execution.experience_pipeline import OperatorReport
 from rft_platform.training.protocol import StepEvent, TrainResult
 
+BY_MODEL = "model"  #: kind of a judge that asks a model
+
 _Kind = TypeVar("_Kind")
 
 
@@ -95,7 +97,9 @@ class Judged:
     rows: int = 0
     mean_reward: float | None = None  # of the default policy, as the other figures
     judge_names: dict[str, str] = field(default_factory=dict)  # of all judgements of the round, by judge version
+    judge_kinds: dict[str, str] = field(default_factory=dict)  # BY_MODEL or "code", by judge version
     judge_codes: dict[str, str | None] = field(default_factory=dict)  # digests of the user's code, by judge version
+    judge_operators: dict[str, str | None] = field(default_factory=dict)  # ``operators_version``, by judge version
     judge_seconds: dict[str, float] = field(default_factory=dict)  # of the first judgement of each judge version
     judge_errors: int = 0
     own_rewards_replaced: int | None = None  # runs whose workflow set a reward that the judge's replaced
@@ -367,12 +371,7 @@ def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLI
 
 def parent_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round's training starts from: that of the round before, or an earlier one."""
-    return parent_from(store, round_number, read(store, round_number).started_again(name), name)
-
-
-def parent_from(store: ExperienceStore, round_number: int, start: Start | None, name: str) -> Policy:
-    """The policy that a round's training starts from; ``start`` is where it starts again, None if it does not."""
-    number = round_number - 1 if start is None else start.round
+    number = parent_round(store, round_number, name)
     return needed(published(store, number, name), round_number, number)
 
 

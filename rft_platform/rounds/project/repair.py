@@ -4,7 +4,6 @@ import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage, digest_weights
@@ -32,17 +31,6 @@ from rft_platform.rounds.project.record import (
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"
-
-
-@dataclass(frozen=True, slots=True)
-class _Rounds:
-    """The rounds that share a checkpoint (its maker and no-op rounds), and the other rounds trained since.
-
-    The latter descend from the checkpoint, unless the gate refused it and they started again from an earlier one.
-    """
-
-    sharing: tuple[int, ...]
-    dependents: tuple[int, ...]
 
 
 @contextmanager
@@ -73,16 +61,16 @@ def repair_checkpoint(project: Project, policy: Policy) -> None:
         why = damage_of(policy)
     if why is None:
         return
-    rounds = _rounds_of(project.store, policy)
+    sharing, dependents = _rounds_of(project.store, policy)
     if project.checkpoints not in folder.parents:
         raise StorageError(f"base model {folder}: {why}: restore the model that the project was started with")
-    if rounds.dependents:
+    if dependents:
         raise StorageError(
-            f"checkpoint {folder} is damaged: {why}. It is not trained again, because {_named(rounds.dependents)} "
+            f"checkpoint {folder} is damaged: {why}. It is not trained again, because {_named(dependents)} "
             "were trained after it: restore the folder from a copy, or start a new project from a later checkpoint"
         )
-    target = _set_aside(project, policy, rounds.sharing, why)
-    maker = rounds.sharing[0] if rounds.sharing else policy.round
+    target = _set_aside(project, policy, sharing, why)
+    maker = sharing[0] if sharing else policy.round
     made_by = "the warm start" if maker == 0 else f"the training of {round_key(maker)}"
     LOG.warning("checkpoint %s is damaged (%s): set aside as %s", folder, why, target)
     raise DamageRepairedError(
@@ -167,14 +155,14 @@ def refuse_damaged_rows(store: ExperienceStore, round_number: int, needed: type[
 
     The quarantine withdraws the parts that depend on a file. If ``needed`` is among them (``Explored`` before
     judging, ``Judged`` before training), raises DamageRepairedError: the plan then explores the round again. If the
-    rollouts or the active judgement of a trained round are damaged, raises StorageError: the plan does not repeat a
+    rollouts or the judgement in force of a trained round are damaged, raises StorageError: the plan does not repeat a
     trained round. Other damage is logged as a warning.
     """
     found = [file for file in store.damaged(round_number, digest=True) if not store.restore(round_number, file.path)]
     if not found:
         return
     trained, had = published(store, round_number) is not None, read(store, round_number).has(needed)
-    in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
+    in_force = store.in_force_file(round_number)  # read before the move below takes it out of force
     read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
         set_aside(store, round_number, file)
@@ -211,15 +199,18 @@ def _is_checkpoint(folder: Path) -> bool:
     return folder.name.startswith(CHECKPOINT_PREFIX) or (folder / MANIFEST).exists()
 
 
-def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
-    found = {number: published(store, number, policy.name) for number in store.rounds()}
-    sharing = sorted(number for number, one in found.items() if one is not None and one.folder == policy.folder)
+def _rounds_of(store: ExperienceStore, policy: Policy) -> tuple[list[int], list[int]]:
+    """The rounds that share a checkpoint (its maker and no-op rounds), and the other rounds trained since.
+
+    The latter descend from the checkpoint, unless the gate refused it and they started again from an earlier one.
+    """
+    folders = {number: one.folder for number in store.rounds() if (one := published(store, number, policy.name))}
+    sharing = [number for number, folder in folders.items() if folder == policy.folder]
     first = min(sharing, default=policy.round)
-    later = sorted(number for number, one in found.items() if one is not None and number > first)
-    return _Rounds(tuple(sharing), tuple(number for number in later if number not in sharing))
+    return sharing, [number for number in folders if number > first and number not in sharing]
 
 
-def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:
+def _set_aside(project: Project, policy: Policy, rounds: list[int], why: str) -> Path:
     """Withdraw the notes of ``rounds``, then move the checkpoint's folder, so that no note names a missing folder."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
@@ -235,6 +226,6 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
     return target
 
 
-def _named(rounds: tuple[int, ...]) -> str:
+def _named(rounds: list[int]) -> str:
     first, last = round_key(rounds[0]), round_key(rounds[-1])
     return f"the weights of {first}" if len(rounds) == 1 else f"the weights of {first} to {last}"

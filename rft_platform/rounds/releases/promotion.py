@@ -45,7 +45,7 @@ def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> 
 
 def promoted_last(project: Project) -> EvaluationResult | None:
     """The evaluation that promoted the newest champion of this project, according to the notes."""
-    for number in sorted(project.store.rounds(), reverse=True):
+    for number in reversed(project.store.rounds()):
         evaluated = read(project.store, number).evaluated
         if evaluated is not None and evaluated.promoted:
             return evaluated.first
@@ -60,7 +60,7 @@ def promoted_later(project: Project, registry: "ModelRegistry", policy: Policy) 
     champion, store = registry.champion(), project.store
     if champion is not None and champion.version > int(policy.model_version or 0):
         return f"model version {champion.version}"
-    for number in sorted(store.rounds(), reverse=True):
+    for number in reversed(store.rounds()):
         if number <= policy.round:
             return None
         other, evaluated = published(store, number), read(store, number).evaluated

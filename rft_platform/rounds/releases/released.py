@@ -62,7 +62,7 @@ def withdrawn_versions(project: Project) -> dict[int, str]:
 
 def newest_first(project: Project) -> Iterator[Policy]:
     """The published policies of all rounds, newest first."""
-    for number in sorted(project.store.rounds() or [0], reverse=True):
+    for number in reversed(project.store.rounds() or [0]):
         policy = published(project.store, number)
         if policy is not None:
             yield policy

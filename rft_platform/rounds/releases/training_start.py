@@ -16,7 +16,7 @@ from rft_platform.rounds.project.record import (
     Policy,
     RoundEvaluation,
     Start,
-    parent_from,
+    parent_of,
     published,
     read,
     write,
@@ -39,11 +39,10 @@ def settle_start(project: Project, round_number: int, name: str = DEFAULT_POLICY
     weights with the same optimiser state, even if another version was promoted meanwhile.
     """
     record = read(project.store, round_number)
-    start = record.started_again(name)
-    is_open = name == DEFAULT_POLICY and start is None and record.published() is None
+    is_open = name == DEFAULT_POLICY and record.start is None and record.published() is None
     if is_open and project.config.restarts_after_refusal:
-        start = _start_again(project, round_number)
-    return parent_from(project.store, round_number, start, name)
+        _start_again(project, round_number)
+    return parent_of(project.store, round_number, name)
 
 
 def refused_in_a_row(project: Project, last_round: int) -> dict[int, tuple[Policy, str]]:
@@ -88,13 +87,13 @@ def describe_start(start: Start) -> str:
     return f"started again from version {start.policy_version}{fresh}, because {start.reason}{count}"
 
 
-def _start_again(project: Project, round_number: int) -> Start | None:
+def _start_again(project: Project, round_number: int) -> None:
     """If the policy of the round before was refused and an earlier one serves, record that one as the start."""
     refused = refused_in_a_row(project, round_number - 1)
     serving = serving_policy(project) if refused else None
     newest, reason = next(iter(refused.values()), (None, ""))
     if serving is None or newest is None or serving.weights_digest == newest.weights_digest:
-        return None
+        return
     start = Start(
         round=serving.round,
         policy_version=serving.policy_version,
@@ -106,4 +105,3 @@ def _start_again(project: Project, round_number: int) -> Start | None:
     LOG.warning("%s: the training %s", round_key(round_number), describe_start(start))
     if hint := refusal_hint(project):
         LOG.warning("%s", hint)
-    return start

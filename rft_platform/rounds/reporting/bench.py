@@ -46,7 +46,7 @@ def unmeasured(project: Project) -> list[int]:
     Policies with equal weights are evaluated once; rounds of which the weights of a policy were removed are skipped.
     """
     rounds = []
-    policies = [policy for number in sorted(project.store.rounds()) if (policy := published(project.store, number))]
+    policies = [policy for number in project.store.rounds() if (policy := published(project.store, number))]
     wanted = _wanted(project)
     seen = {policy.weights_digest for policy in policies if _holds(project, policy.round, wanted)}
     for policy in policies:
@@ -87,7 +87,7 @@ def removed(project: Project, round_number: int) -> bool:
 def bench_lines(project: Project) -> list[BenchLine]:
     """One line for every published policy, the starting policy first."""
     store = project.store
-    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number))]
+    policies = [policy for number in store.rounds() if (policy := published(store, number))]
     wanted = _wanted(project)
     measured = {policy.round: policy for policy in policies if _holds(project, policy.round, wanted)}
     twins = {policy.weights_digest: number for number, policy in measured.items()}

@@ -130,10 +130,6 @@ class RowTrace:
     descendants: tuple[CheckpointRef, ...]  # all later checkpoints that descend from those
     retired: str = ""  # text about its rollouts, if they were retired or set aside as damaged
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the trace as plain JSON values."""
-        return asdict(self)
-
 
 LOG = logging.getLogger(__name__)
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")

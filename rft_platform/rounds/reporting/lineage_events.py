@@ -7,7 +7,7 @@ The client of OpenLineage finds its transport in its own configuration: ``openli
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,16 +38,14 @@ class StageData:
 
 @dataclass(slots=True)
 class StageRun:
-    """One run of a stage, and the Dagster run to which it belongs."""
+    """One run of a stage."""
 
     project: Project
     stage: str  # name of the asset
     round: int
-    dagster_run_id: str
-    dagster_job: str
-    run_id: str = ""
-    client: "OpenLineageClient | None" = None
-    facets: dict[str, Any] = field(default_factory=dict)
+    run_id: str
+    client: "OpenLineageClient"
+    facets: dict[str, Any]  # the Dagster run to which it belongs
 
     def emit(self, state: "RunState", error: BaseException | None = None) -> None:
         """Send an event. A failure is logged: the events are a copy of what the store records."""
@@ -70,7 +68,6 @@ class StageRun:
                 inputs=[_dataset(each, output=False) for each in inputs],
                 outputs=[_dataset(each, output=True) for each in outputs],
             )
-            assert self.client is not None
             self.client.emit(event)
         except Exception as failed:  # a transport may raise anything, and must not end the stage
             LOG.warning("the OpenLineage event %s of %s was not sent: %s", state.value, self.stage, described(failed))
@@ -84,7 +81,7 @@ def stage_events(
     if not project.config.monitor.openlineage:
         yield
         return
-    run = _started(StageRun(project, stage, round_number, dagster_run_id, dagster_job))
+    run = _started(project, stage, round_number, dagster_run_id, dagster_job)
     from openlineage.client.event_v2 import RunState
 
     run.emit(RunState.START)
@@ -99,20 +96,19 @@ def stage_events(
     else:
         run.emit(RunState.COMPLETE)
     finally:
-        if run.client is not None:
-            run.client.close(timeout=5.0)
+        run.client.close(timeout=5.0)
 
 
-def _started(run: StageRun) -> StageRun:
+def _started(project: Project, stage: str, round_number: int, dagster_run_id: str, dagster_job: str) -> StageRun:
     from openlineage.client import OpenLineageClient
     from openlineage.client.facet_v2 import parent_run
     from openlineage.client.uuid import generate_new_uuid
 
-    run.client, run.run_id = OpenLineageClient(), str(generate_new_uuid())
-    if run.dagster_run_id:
-        job = parent_run.Job(run.project.config.project, run.dagster_job)
-        run.facets = {"parent": parent_run.ParentRunFacet(run=parent_run.Run(run.dagster_run_id), job=job)}
-    return run
+    facets: dict[str, Any] = {}
+    if dagster_run_id:
+        job = parent_run.Job(project.config.project, dagster_job)
+        facets["parent"] = parent_run.ParentRunFacet(run=parent_run.Run(dagster_run_id), job=job)
+    return StageRun(project, stage, round_number, str(generate_new_uuid()), OpenLineageClient(), facets)
 
 
 def data_of(project: Project, stage: str, number: int) -> tuple[list[StageData], list[StageData]]:

@@ -22,6 +22,7 @@ from rft_platform.rounds.project.record import Judged, read
 from rft_platform.rounds.reporting.round_history import evaluation_of
 
 WINDOW = 3  #: Rounds whose mean is compared: single rounds differ by their tasks.
+READ = 10  #: Rounds read at each end of the history: some may lack a figure.
 #: One part decides alone if it explains this share of the variance of the reward: the rest is below the usual noise.
 DOMINANT_SHARE = 0.9
 LENGTH_FACTOR = 2.0  #: Growth or decline of the tokens of a run; a slower drift is common when a model learns.
@@ -122,8 +123,8 @@ def _figures(number: int, judged: Judged) -> RoundFigures:
 
 def audit_round(store: ExperienceStore, number: int) -> list[Finding]:
     """Audit the rounds up to ``number``; reads the records of the first and of the newest rounds only."""
-    rounds = [each for each in sorted(store.rounds()) if 1 <= each <= number]
-    compared = rounds if len(rounds) <= 2 * WINDOW else [*rounds[:WINDOW], *rounds[-WINDOW:]]
+    rounds = [each for each in store.rounds() if 1 <= each <= number]
+    compared = rounds if len(rounds) <= 2 * READ else [*rounds[:READ], *rounds[-READ:]]
     return audit(figures_of(store, compared))
 
 
@@ -133,13 +134,14 @@ def audit(history: Sequence[RoundFigures]) -> list[Finding]:
 
 
 def _parts(history: Sequence[RoundFigures]) -> Finding:
-    shares = [each.part_shares for each in history if each.part_shares][-WINDOW:]
-    if len(shares) < WINDOW:
-        return Finding("audit_parts", True, f"fewer than {WINDOW} rounds have rewards of several parts")
-    means = {name: fmean(each.get(name, 0.0) for each in shares) for name in sorted(set().union(*shares))}
+    known = [(each.round, each.part_shares) for each in history[-READ:] if each.part_shares][-WINDOW:]
+    if len(known) < WINDOW:
+        return Finding("audit_parts", True, f"fewer than {WINDOW} of the newest rounds have rewards of several parts")
+    names = sorted(set().union(*(shares for _, shares in known)))
+    means = {name: fmean(shares.get(name, 0.0) for _, shares in known) for name in names}
     name, share = max(means.items(), key=lambda item: item[1])
     figures = {**{f"share of {part}": value for part, value in means.items()}, "limit": DOMINANT_SHARE}
-    text = f"part {name} explains {share:.0%} of the variance of the reward{_since(history)}"
+    text = f"part {name} explains {share:.0%} of the variance of the reward{_during(known)}"
     return Finding("audit_parts", share < DOMINANT_SHARE, text, figures)
 
 
@@ -173,24 +175,23 @@ def _change(
     judge: Callable[[float, float], tuple[bool, str]],
     limit: float,
 ) -> Finding:
-    """Compare the mean of a figure over the first rounds with that over the newest, which must not overlap."""
+    """Compare the mean of a figure over the first rounds that have it with that over the newest; none is in both."""
     known = [(each.round, value) for each in history if (value := figure(each)) is not None]
     if len(known) < 2 * WINDOW:
         return Finding(name, True, f"compared from {2 * WINDOW} measured rounds on")
     first, last = (fmean(value for _, value in part) for part in (known[:WINDOW], known[-WINDOW:]))
     passed, text = judge(first, last)
-    return Finding(name, passed, f"{text}{_since(history)}", {"first": first, "newest": last, "limit": limit})
+    return Finding(name, passed, f"{text}{_during(known[-WINDOW:])}", {"first": first, "newest": last, "limit": limit})
 
 
-def _since(history: Sequence[RoundFigures]) -> str:
-    newest = [each.round for each in history[-WINDOW:]]
-    return f" (rounds {newest[0]} to {newest[-1]})"
+def _during(known: Sequence[tuple[int, Any]]) -> str:
+    return f" (rounds {known[0][0]} to {known[-1][0]})"
 
 
 def audit_evaluation(project: Project, number: int) -> Finding:
     """Audit whether the held-out result of a round follows the training reward, since an earlier evaluation."""
     store, result = project.store, evaluation_of(project.store, number)
-    numbers = [each for each in sorted(store.rounds(), reverse=True) if WINDOW <= each <= number - HELD_OUT_DISTANCE]
+    numbers = [each for each in reversed(store.rounds()) if WINDOW <= each <= number - HELD_OUT_DISTANCE]
     gate = project.config.evaluation.gate.metric
     for earlier in numbers if result is not None else ():
         known = evaluation_of(store, earlier)

@@ -19,7 +19,7 @@ def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult
 
 def previous_evaluation(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
     """The evaluation of the newest round before ``round_number`` that has one."""
-    for number in sorted((n for n in store.rounds() if n < round_number), reverse=True):
+    for number in reversed([n for n in store.rounds() if n < round_number]):
         result = evaluation_of(store, number)
         if result is not None:
             return result
@@ -81,9 +81,8 @@ def time_split(record: RoundRecord, wall_s: float | None = None) -> dict[str, fl
     """
     scores = {} if record.evaluated is None else record.evaluated.metrics
     trained, judged = record.trained(), record.judged or Judged()
-    used = (
-        None if trained is None else trained.lineage.get("judge_version")
-    )  # judged again, the round did not take longer
+    # A round that was judged again did not take longer.
+    used = trained.lineage.get("judge_version") if trained else None
     measured = {
         "rollout": (record.explored or Explored()).seconds,
         "judge": judged.seconds_of(used) if used in judged.judge_names else judged.seconds,

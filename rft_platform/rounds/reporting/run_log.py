@@ -36,7 +36,16 @@ from rft_platform.model_registry.tracking import (
     system_metrics,
 )
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RoundRecord, Trained, all_figures, publish, required
+from rft_platform.rounds.project.record import (
+    BY_MODEL,
+    Judged,
+    Policy,
+    RoundRecord,
+    Trained,
+    all_figures,
+    publish,
+    required,
+)
 from rft_platform.rounds.project.traffic_source import TrafficSource
 from rft_platform.training.protocol import StepEvent
 
@@ -274,14 +283,14 @@ def transcripts(project: Project, record: RoundRecord, count: int) -> list[Judge
     traffic = project.traffic
     texts = traffic is None  # of production traffic MLflow gets no messages
     feedback = {} if traffic is None else _feedback(traffic, rows)
-    names = (record.judged or Judged()).judge_names
-    judge = f"{names.get(version, '')} {version}".strip()
+    known = record.judged or Judged()
+    judge = f"{known.judge_names.get(version, '')} {version}".strip()
     return [
         JudgedTranscript(
             calls=sorted((row for row in rows if row.run_id == run_id), key=lambda row: (row.step, row.row_id)),
             rewards=_rewards(judged[run_id]),
             judge=judge,
-            by_model="llm" in judge,
+            by_model=known.judge_kinds.get(version) == BY_MODEL,
             dropped_by=judged[run_id]["dropped_by"],
             with_texts=texts,
             feedback=feedback.get(run_id, ()),

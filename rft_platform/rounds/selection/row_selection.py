@@ -228,7 +228,7 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, RowSelectio
 
 
 def groups_of(store: ExperienceStore, number: int, policy: str | None = None) -> list[Group]:
-    """The groups of a round by its active judgement, in row order; with ``policy``, only the rows of that policy.
+    """The groups of a round by its judgement in force, in row order; with ``policy``, only the rows of that policy.
 
     Raises StorageError if the round is not explored and judged.
     """
@@ -335,9 +335,9 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     """Decide which groups a round's training takes; also returns the last round considered.
 
     In the style ``fixed`` the training takes all rows of the round, in ``dynamic_by_trainer`` all rows of rounds up to
-    ``number``, and in ``dynamic_by_explorer`` all landed rows. If
-    these do not fill whole optimiser steps, further groups are added by priority: fresh groups of later rounds in the
-    style ``dynamic_by_trainer``, and groups that were trained on before if replay is on.
+    ``number``, and in ``dynamic_by_explorer`` all landed rows. If these do not fill whole optimiser steps, further
+    groups are added by priority: fresh groups of later rounds in the style ``dynamic_by_trainer``, and groups that were
+    trained on before if replay is on.
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer

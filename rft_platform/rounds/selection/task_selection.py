@@ -132,7 +132,8 @@ def check_selector(project: Project) -> None:
     for name, taskset in project.tasksets.items():
         chooser = taskset.task_selector
         find_selector(chooser.selector_type, chooser.args)
-        moment = Moment(1, 0, 0, 0, 1, 0, tuple(chooser.feature_keys))
+        keys = tuple(chooser.feature_keys)
+        moment = Moment(count=1, first=0, round_first=0, step=0, round=1, seed=0, feature_keys=keys)
         select(chooser.selector_type, project.datasets[name].tasks, moment, _NoHistory(), chooser.args)
 
 

@@ -5,13 +5,14 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.cluster.this_process import keep_imports
+from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import redact
@@ -30,7 +31,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.model_registry.models import NotedVersion, lost
 from rft_platform.model_registry.sqlite_reader import read_versions
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Policy, published, read
+from rft_platform.rounds.project.record import Policy, publish, published, read
 from rft_platform.tasks.sources import without_hub_messages
 
 if TYPE_CHECKING:
@@ -57,15 +58,12 @@ def local_uri(home: Home) -> str:
 
 def newest_noted(store: ExperienceStore, name: str = DEFAULT_POLICY) -> NotedVersion | None:
     """The version of the newest registered policy; None if nothing is registered yet. Reads only the newest notes."""
-    return next(_noted(store, name), None)
-
-
-def _noted(store: ExperienceStore, name: str) -> Iterator[NotedVersion]:
     for number in reversed(store.rounds()):
         policy = published(store, number, name)
         if policy is not None and policy.model_version is not None:
             note = read(store, number).file(Policy, name)
-            yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
+            return NotedVersion(int(policy.model_version), policy.weights_digest, note)
+    return None
 
 
 def check_registry(project: Project) -> None:
@@ -323,6 +321,17 @@ def _registry(
 
     noted = partial(newest_noted, ExperienceStore(rounds))
     return ModelRegistry(uri, artifacts, project, model_name, noted, upload_max_bytes=upload_max_bytes)
+
+
+def publish_base(project: Project, name: str = DEFAULT_POLICY) -> Policy:
+    """Version 0 of a policy; its base model becomes version 0 if none is published."""
+    known = published(project.store, 0, name)
+    if known is not None:
+        return known
+    folder = start_folder(project, name)
+    policy = Policy(str(folder), 0, digest_weights(folder), round=0, name=name)
+    publish(project.store, policy)
+    return policy
 
 
 def base_model_folder(project: Project) -> Path:

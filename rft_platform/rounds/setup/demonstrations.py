@@ -73,7 +73,7 @@ def _conversations(settings: WarmStart | Experts) -> Demonstrations:
     named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
     dataset = load_conversations(str(settings.path), named, split=settings.split, subset_name=settings.subset_name)
     names = list(dict.fromkeys(name for row in dataset.rows for name in row))
-    columns: Cells = {name: [_json(row.get(name)) for row in dataset.rows] for name in names}
+    columns: Cells = {name: [json_cell(row.get(name)) for row in dataset.rows] for name in names}
     return Demonstrations({**columns, **origin_cells(dataset.origins)}, dataset.digest, dataset.report.left_out())
 
 
@@ -104,8 +104,9 @@ def _texts(settings: WarmStart | Experts, section: str) -> Demonstrations:
 
 def origin_cells(origins: Sequence[Any]) -> Cells:
     """The column that names the traces of imported rows; none if no row was imported."""
-    return {ORIGIN: list(map(_json, origins))} if any(origins) else {}
+    return {ORIGIN: list(map(json_cell, origins))} if any(origins) else {}
 
 
-def _json(value: Any) -> str | None:
+def json_cell(value: Any) -> str | None:
+    """A value as the JSON in a cell of a dataset; None stays None."""
     return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -214,12 +214,14 @@ def connect_evaluation_engine(project: Project) -> PolicyEngine:
 
 def connect_candidate_engine(project: Project) -> "EngineClient":
     """The engine that serves the candidate of a release. Raises UserError if there is no room for it."""
+    if project.config.engine.urls:
+        raise UserError("engine.urls names all engines, so none can be started for a candidate: remove engine.urls")
     if not _has_devices(project, CANDIDATE_ENGINE):
         there = "; ".join(map(str, project.cluster.nodes()))
         lacking = f"no node has room (there is {there})" if there else "no GPU is left"
         raise UserError(
             f"{lacking} for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
-            f"{', or add nodes' if there else ''}; with engine.urls there is none"
+            f"{', or add nodes' if there else ''}"
         )
     return start_engine(project, CANDIDATE_ENGINE, base_model_folder(project), policy_spec(project))
 
