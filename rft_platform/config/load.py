@@ -24,7 +24,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.foreign.convert import convert
-from rft_platform.config.foreign.defaults import write_defaults
+from rft_platform.config.foreign.defaults import convert_with_defaults
 from rft_platform.config.home import Home
 from rft_platform.config.paths import relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
@@ -229,9 +229,10 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
     Raises UserError.
     """
     given = interpolate(read_yaml(path), str(path), _scalar)
-    data, notices = convert(given, str(path), own_functions=own_functions)
-    if data != given and not own_functions:
-        notices += tuple(write_defaults(data, staged=bool(given.get("stages"))))
+    if own_functions:
+        data, notices = convert(given, str(path), own_functions=True)
+    else:
+        data, notices = convert_with_defaults(given, str(path))
     return resolve_paths(data, path.parent), notices
 
 

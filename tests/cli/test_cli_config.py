@@ -82,6 +82,9 @@ def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "ulysses_sequence_parallel_size has no effect here" in shown.stderr
     assert "default_workflow_type" not in shown.stdout
+    file_of_ours = tmp_path / "rft.yaml"
+    file_of_ours.write_text(shown.stdout)
+    assert load_config(file_of_ours) == load_config(file)  # also what Trinity's defaults decide: ppo, weight decay
 
 
 def test_files_of_other_systems_are_refused(rft: Rft, tmp_path: Path) -> None:

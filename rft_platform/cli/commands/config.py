@@ -84,7 +84,7 @@ def convert(
     import yaml
 
     from rft_platform.common.errors import UserError
-    from rft_platform.config.foreign.convert import convert as convert_trinity
+    from rft_platform.config.foreign.defaults import convert_with_defaults
     from rft_platform.config.foreign.trl import convert_trl, is_trl
     from rft_platform.config.load import build_config, read_yaml
     from rft_platform.config.reference import write_with_schema
@@ -96,7 +96,7 @@ def convert(
     data = read_yaml(file)
     if not (is_trl(data) or data.keys() & {*RftConfig.model_fields, "stages"}):
         raise UserError(f"{file}: no configuration of Trinity-RFT or of TRL's GRPO trainer (GRPOConfig)")
-    settings, notices = (convert_trl if is_trl(data) else convert_trinity)(data, str(file))
+    settings, notices = (convert_trl if is_trl(data) else convert_with_defaults)(data, str(file))
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if to is None:
         typer.echo(text, nl=False)
