@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, warning
+from rft_platform.config.gpu_placement import engine_kind
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.config.schema.rft_config import RftConfig
@@ -69,7 +70,7 @@ def _unused_ends(run: RunSettings) -> Iterator[Finding]:
 def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]:
     """One line for each setting that has no effect on this machine."""
     config, serving = run.config, run.config.explorer.rollout_model
-    if config.engine.kind == "transformers" or (config.engine.kind == "auto" and machine.gpus == 0):
+    if engine_kind(config, machine.gpus) == "transformers":
         for key in _VLLM_ONLY:
             if _value(serving, key) != _value(_DEFAULT.explorer.rollout_model, key):
                 yield warning(f"explorer.rollout_model.{key} has no effect with the transformers engine")
