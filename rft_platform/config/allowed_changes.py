@@ -13,6 +13,7 @@ _SERVING = (  # how a model is distributed over processes and GPUs
     "engine_num",
     "tensor_parallel_size",
     "gpu_memory_utilization",
+    "enable_sleep_mode",
     "enforce_eager",
     "enable_prefix_caching",
 )

@@ -230,6 +230,18 @@ def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
     assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
 
 
+def test_a_decay_over_production_traffic_needs_an_end() -> None:
+    def found(**keys: Any) -> list[str]:
+        optimizer, traffic = {"lr_scheduler_type": "linear"}, {"experience_buffer": {"storage_type": "sql"}}
+        buffer = {"train_batch_size": "round", "trainer_input": traffic, **keys.pop("buffer", {})}
+        config = build_config({"algorithm": {"optimizer": optimizer}, "buffer": buffer, **keys})
+        assert config.online
+        return [line for line in problems(config) if "lr_scheduler_type linear needs the end of the run" in line]
+
+    assert len(found()) == 1
+    assert found(buffer={"total_steps": 10}) == found(trainer={"total_steps": 10}) == []
+
+
 def test_a_decay_over_an_unknown_number_of_steps_is_reported(make_config: MakeConfig) -> None:
     """The rows of runs with several model calls give more optimiser steps than the platform can count in advance."""
 

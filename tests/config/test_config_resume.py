@@ -43,6 +43,7 @@ def auxiliaries(**changes: Any) -> dict[str, Any]:
         {"explorer.auxiliary_models": [CRITIC, {**SERVED, "engine_num": 2, "tensor_parallel_size": 2}]},
         {"explorer.dynamic_timeout": {"enable": True, "ratio": 2.0}, "explorer.workers": {"kind": "process"}},
         {"explorer.over_rollout.wait_after_min": 5.0, "explorer.rollout_model.tensor_parallel_size": 2},
+        {"explorer.rollout_model.enable_sleep_mode": True},
         {"trainer.max_token_len_per_gpu": 512, "trainer.threads": 2, "engine.python": "/vllm/bin/python"},
     ],
 )

@@ -179,7 +179,8 @@ def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
             f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron (minute, hour, day, "
             "month, weekday), as in '0 3 * * *'"
         )
-    algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None
+    algorithm, endless = config.algorithm, config.online and config.buffer.total_steps is None
+    ends = (run.length() is not None and not endless) or config.trainer.total_steps is not None
     ends = ends or run.offline is not None  # the dataset determines the length of an offline training
     optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
         {"algorithm.critic": algorithm.critic} if preset.critic else {}
