@@ -99,7 +99,7 @@ def test_names_and_monitor_take_effect(tmp_path: Path) -> None:
 def test_an_object_store_is_no_place_for_checkpoints(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("checkpoint_root_dir: s3://bucket/checkpoints")
-    with pytest.raises(UserError, match="checkpoint_root_dir s3://bucket/checkpoints: .* give its path"):
+    with pytest.raises(UserError, match=r"checkpoint_root_dir s3://bucket/checkpoints: .* give its path"):
         translate(config_path=str(file))
 
 

@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from rft_platform.config.foreign.treatments import Treatment
+
 config = typer.Typer(no_args_is_help=True, help="Explain keys of rft.yaml, show resolved settings, convert files.")
 
 
@@ -18,7 +20,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or a section, such as
     import re
 
     from rft_platform.common.errors import UserError
-    from rft_platform.config.foreign.keys import KEYS
+    from rft_platform.config.foreign.keys import CONVERTED, KEYS
     from rft_platform.config.load import nearest_key
     from rft_platform.config.reference import keys
     from rft_platform.run.console import output
@@ -27,11 +29,13 @@ def explain(key: Annotated[str, typer.Argument(help="A key or a section, such as
     plain = {name.replace("[]", ""): name for name in known}
     name = wanted if wanted in known else plain.get(wanted.replace("[]", ""))
     if name is None:
-        treated = dict(KEYS).get(wanted)
-        if treated is not None:
-            output().print(f"{key} (a key of Trinity-RFT)", style="bold", markup=False)
-            output().print(_treatment(treated), markup=False, soft_wrap=True)
-            return
+        foreign = {**CONVERTED, **{name: _treatment(name, treatment) for name, treatment in KEYS}}
+        sections = [section for section in CONVERTED if wanted.startswith(f"{section}.")]
+        for name in (wanted, *sections):
+            if name in foreign:
+                output().print(f"{name} (a key of Trinity-RFT)", style="bold", markup=False)
+                output().print(foreign[name], markup=False, soft_wrap=True)
+                return
         nearest = nearest_key(tuple(key.split(".")))
         raise UserError(f"unknown key {key}" + (f"; did you mean {nearest}?" if nearest else ""))
     _print_key(name, known)
@@ -153,11 +157,12 @@ def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
     console.print(table)
 
 
-def _treatment(treatment: Any) -> str:
+def _treatment(key: str, treatment: "Treatment") -> str:
     from rft_platform.config.foreign.treatments import Moved, Noted
 
     if isinstance(treatment, Moved):
-        return f"is read as {treatment.to.removeprefix('.')}"
+        section = key.rpartition(".")[0] if treatment.to.startswith(".") else ""
+        return f"is read as {section}{treatment.to}"
     return f"{'has no effect' if isinstance(treatment, Noted) else 'is refused'}: {treatment.reason}"
 
 

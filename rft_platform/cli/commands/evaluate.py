@@ -140,7 +140,7 @@ def check_engine_is_free(project: "Project") -> None:
         running = sorted(launches(instance).running)
     if running:
         kind, number = running[0]
-        raise UserError(f"a run uses the engine ({kind} of round {number}): wait until it ends, then evaluate")
+        raise UserError(f"a run uses the engine ({kind} of round {number}): wait until it ends, then try again")
 
 
 def results_table(project: "Project", results: "list[EvaluationResult]") -> "Table":

@@ -123,8 +123,8 @@ def chosen_rounds(text: str, newest: int) -> list[int]:
     return sorted(numbers)
 
 
-def arguments(text: str) -> dict[str, Any]:
-    """The mapping in a JSON text. Raises UserError for anything else."""
+def arguments(text: str, option: str = "--args") -> dict[str, Any]:
+    """The mapping in the JSON text of an option. Raises UserError for anything else."""
     import json
 
     from rft_platform.common.errors import UserError
@@ -132,9 +132,9 @@ def arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text) if text else {}
     except ValueError as error:
-        raise UserError(f"--args {text!r}: expected JSON, as in '{{\"tolerance\": 0.1}}' ({error})") from error
+        raise UserError(f"{option} {text!r}: expected JSON, as in '{{\"tolerance\": 0.1}}' ({error})") from error
     if not isinstance(value, dict):
-        raise UserError(f"--args {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
+        raise UserError(f"{option} {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
     return value
 
 
