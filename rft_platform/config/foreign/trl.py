@@ -182,8 +182,8 @@ def _check_numbers(data: Data) -> None:
 def _with_defaults(data: Data) -> Data:
     """``data`` with those defaults of TRL that differ from ours."""
     defaults: Data = {
-        "num_generations": 8, "max_completion_length": 256, "temperature": 1.0, "num_train_epochs": 3,
-        "lr_scheduler_type": "linear", "gradient_checkpointing": True, "weight_decay": 0.0,
+        "num_generations": 8, "max_completion_length": 256, "num_train_epochs": 3, "lr_scheduler_type": "linear",
+        "gradient_checkpointing": True,
     }  # fmt: skip
     if (data.get("max_steps") or -1) > 0:
         del defaults["num_train_epochs"]
