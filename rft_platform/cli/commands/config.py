@@ -56,7 +56,7 @@ def show(
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
     from rft_platform.online.project import open_project
-    from rft_platform.run.console import output, print_json
+    from rft_platform.run.console import output, print_json, table
     from rft_platform.run.start import use_home
 
     home = Home.from_environment()
@@ -68,15 +68,11 @@ def show(
         print_json({"settings": loaded.model_dump(mode="json"), "derived": derived})
         return
     given = loaded.model_dump(mode="json", exclude_defaults=not everything)
-    table = _table("key", "value")
-    for name, value in _leaves(given):
-        table.add_row(name, _text(value))
-    output().print(table)
-    table = _table("derived", "value")
-    for section, values in derived.items():
-        for name, value in _leaves(values, f"{section}."):
-            table.add_row(name, _text(value))
-    output().print(table)
+    for heading, settings in (("key", given), ("derived", derived)):
+        shown = table(heading, "value", left=[heading, "value"], overflow="fold")
+        for name, value in _leaves(settings):
+            shown.add_row(name, _text(value))
+        output().print(shown)
 
 
 @config.command()
@@ -133,7 +129,7 @@ def schema(
 
 def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
     from rft_platform.config.reference import default_of, one_line, sections_of, type_of
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, table
 
     field, console = known[name], output()
     sections = list(sections_of(field.annotation))
@@ -144,17 +140,18 @@ def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
         console.print(f"  type:    {_plain(type_of(field))}", markup=False, soft_wrap=True)
         console.print(f"  default: {_plain(default_of(field))}", markup=False, soft_wrap=True)
         return
-    table = _table("key", "type", "default")
+    columns = ("key", "type", "default")
+    shown = table(*columns, left=columns, overflow="fold")
     for inner, its_field in known.items():
         parent, _, last = inner.rpartition(".")
         if parent in (name, f"{name}[]"):
             nested = any(sections_of(its_field.annotation))
-            table.add_row(
+            shown.add_row(
                 last,
                 "section" if nested else _plain(type_of(its_field)),
                 "" if nested else _plain(default_of(its_field)),
             )
-    console.print(table)
+    console.print(shown)
 
 
 def _treatment(key: str, treatment: "Treatment") -> str:
@@ -172,16 +169,6 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _text(value: Any) -> str:
