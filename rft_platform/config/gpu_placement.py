@@ -71,7 +71,7 @@ def engine_kind(config: RftConfig, gpus: int) -> str:
 def place(config: RftConfig, gpus: int) -> GpuPlacement:
     """The placement on a machine with ``gpus`` GPUs; the checks refuse one that needs more GPUs."""
     engines, ranks = _engine_gpus(config), config.trainer.nproc
-    trains = config.mode in ("both", "train", "colocate") or config.online  # mode serve: another process trains
+    trains = config.trains or config.online  # mode serve: another process trains
     if not gpus or not engines or not trains:
         return GpuPlacement(engines, None, shared=False)
     if config.mode == "colocate" or engines + ranks > gpus:

@@ -498,7 +498,7 @@ def _loading_remedy(run: RunSettings, share_key: str | None) -> str:
 
 
 def _trains(run: RunSettings) -> bool:
-    return run.config.mode in ("both", "train", "colocate") or run.config.online
+    return run.config.trains or run.config.online
 
 
 def _gb(count: int) -> str:

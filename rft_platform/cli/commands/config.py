@@ -1,6 +1,6 @@
 """``rft config explain | show | convert | schema``: the meaning of a key, resolved settings, files of other systems."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +52,7 @@ def show(
     """Show the settings in force: the keys that differ from the default, and what follows from them."""
     from dataclasses import asdict
 
+    from rft_platform.config.allowed_changes import flat
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
@@ -70,7 +71,7 @@ def show(
     given = loaded.model_dump(mode="json", exclude_defaults=not everything)
     for heading, settings in (("key", given), ("derived", derived)):
         shown = table(heading, "value", left=[heading, "value"], overflow="fold")
-        for name, value in _leaves(settings):
+        for name, value in flat(settings).items():
             shown.add_row(name, _text(value))
         output().print(shown)
 
@@ -161,14 +162,6 @@ def _treatment(key: str, treatment: "Treatment") -> str:
         section = key.rpartition(".")[0] if treatment.to.startswith(".") else ""
         return f"is read as {section}{treatment.to}"
     return f"{'has no effect' if isinstance(treatment, Noted) else 'is refused'}: {treatment.reason}"
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _text(value: Any) -> str:
