@@ -6,11 +6,12 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import FREE, check_unchanged
+from rft_platform.config.foreign.treatments import value_at
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.buffer import MODEL_JUDGES
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution import compose
-from rft_platform.tuner.translation import merged, nested, value_at
+from rft_platform.tuner.translation import merged, nested
 
 TASKSET = "buffer.explorer_input.taskset"
 CRITIC = {"name": "critic", "base_url": "https://a/v1", "model": "big"}
