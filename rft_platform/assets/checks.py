@@ -18,63 +18,38 @@ from rft_platform.training.protocol import StepEvent
 if TYPE_CHECKING:
     from rft_platform.rounds.reporting.reward_audit import Finding
 
-EXPERIENCE_CHECKS = [
-    round_check(
-        "rows_are_sound",
-        asset="judged_experiences",
-        blocking=True,
-        description="Equal lengths, finite log-probs, rewards and advantages, unique rows, every rollout judged once.",
-    ),
-    round_check(
-        "groups_are_complete",
-        asset="judged_experiences",
-        blocking=True,
-        description="Every task has all its runs, or as many as explorer.group_policy permits.",
-    ),
-    round_check(
-        "one_policy_version",
-        asset="judged_experiences",
-        description="One policy version sampled all rows of the round.",
-    ),
-    round_check(
-        "rewards_differ",
-        asset="judged_experiences",
-        description="At least one group has differing rewards; otherwise the round trains nothing.",
-    ),
-    round_check(
-        "audit_parts",
-        asset="judged_experiences",
-        description="Audit: no part of a weighted judge explains nearly all of the variance of the reward.",
-    ),
-    round_check(
-        "audit_length",
-        asset="judged_experiences",
-        description="Audit: the sampled tokens of a run have neither doubled nor halved since the first rounds.",
-    ),
-    round_check(
-        "audit_groups",
-        asset="judged_experiences",
-        description="Audit: enough groups have differing rewards.",
-    ),
-    round_check(
-        "audit_tool_calls",
-        asset="judged_experiences",
-        description="Audit: the share of runs that call a tool has not halved since the first rounds.",
-    ),
-]
 
-CHECKPOINT_CHECKS = [
-    round_check(
-        "engine_agrees_with_trainer",
-        asset="policy_checkpoint",
-        description="The mean |delta log-prob| between engine and trainer is small.",
-    ),
-    round_check(
-        "weights_changed",
-        asset="policy_checkpoint",
-        description="The round made at least one optimiser step.",
-    ),
-]
+def _specs(asset: str, descriptions: Mapping[str, str], blocking: Sequence[str] = ()) -> list[dg.AssetCheckSpec]:
+    """A check for each name; those in ``blocking`` keep the round from training."""
+    return [
+        round_check(name, asset=asset, description=description, blocking=name in blocking)
+        for name, description in descriptions.items()
+    ]
+
+
+EXPERIENCE_CHECKS = _specs(
+    "judged_experiences",
+    {
+        "rows_are_sound": "Equal lengths, finite log-probs, rewards and advantages, unique rows, every rollout judged "
+        "once.",
+        "groups_are_complete": "Every task has all its runs, or as many as explorer.group_policy permits.",
+        "one_policy_version": "One policy version sampled all rows of the round.",
+        "rewards_differ": "At least one group has differing rewards; otherwise the round trains nothing.",
+        "audit_parts": "Audit: no part of a weighted judge explains nearly all of the variance of the reward.",
+        "audit_length": "Audit: the sampled tokens of a run have neither doubled nor halved since the first rounds.",
+        "audit_groups": "Audit: enough groups have differing rewards.",
+        "audit_tool_calls": "Audit: the share of runs that call a tool has not halved since the first rounds.",
+    },
+    blocking=("rows_are_sound", "groups_are_complete"),
+)
+
+CHECKPOINT_CHECKS = _specs(
+    "policy_checkpoint",
+    {
+        "engine_agrees_with_trainer": "The mean |delta log-prob| between engine and trainer is small.",
+        "weights_changed": "The round made at least one optimiser step.",
+    },
+)
 
 
 def leak_spec(asset: str, description: str, *, each_round: bool = True) -> dg.AssetCheckSpec:
@@ -96,39 +71,23 @@ def leak_result(leaks: Sequence[Task]) -> dg.AssetCheckResult:
 
 def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
     """Checks of the weights of an offline training; ``offline_results`` builds their results."""
-    return [
-        round_check(
-            "weights_changed",
-            asset=asset,
-            description="The training made at least one optimiser step.",
-        ),
-        round_check(
-            "loss_fell",
-            asset=asset,
-            description="The loss of the last tenth of the steps is below the first tenth's.",
-        ),
-    ]
+    descriptions = {
+        "weights_changed": "The training made at least one optimiser step.",
+        "loss_fell": "The loss of the last tenth of the steps is below the first tenth's.",
+    }
+    return _specs(asset, descriptions)
 
 
-EVALUATION_CHECKS = [
-    round_check(
-        "gate",
-        asset="evaluation_report",
-        description="The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "
+EVALUATION_CHECKS = _specs(
+    "evaluation_report",
+    {
+        "gate": "The policy is better than the champion by the rule of evaluation.gate and becomes the champion. "
         "If the check fails, the champion stays; the round is complete in both cases.",
-    ),
-    round_check(
-        "no_regression",
-        asset="evaluation_report",
-        description="On the regression set (evaluation.regression) the policy is not worse than the start by more than "
-        "the tolerance. If the check fails, the policy does not become the champion.",
-    ),
-    round_check(
-        "audit_held_out",
-        asset="evaluation_report",
-        description="Audit: where the training reward rose clearly, the held-out result rose, too.",
-    ),
-]
+        "no_regression": "On the regression set (evaluation.regression) the policy is not worse than the start by more "
+        "than the tolerance. If the check fails, the policy does not become the champion.",
+        "audit_held_out": "Audit: where the training reward rose clearly, the held-out result rose, too.",
+    },
+)
 
 #: Mean |delta log-prob| in nats that needs review: far above rounding errors, below values that harm training.
 MISMATCH_WARNING = 0.05
@@ -140,25 +99,13 @@ def experience_results(
     """Results of ``EXPERIENCE_CHECKS``."""
     details = {**asdict(rollouts), **asdict(judged)}
     sound = {name: value for name, value in details.items() if isinstance(value, tuple) and name != "policy_versions"}
+    incomplete, versions, error = rollouts.incomplete_groups, rollouts.policy_versions, dg.AssetCheckSeverity.ERROR
     return [
-        _result("rows_are_sound", rollouts.sound and judged.sound, dg.AssetCheckSeverity.ERROR, sound),
+        _result("rows_are_sound", rollouts.sound and judged.sound, sound, error),
+        _result("groups_are_complete", not incomplete, {"incomplete_groups": incomplete}, error),
+        _result("one_policy_version", len(versions) == 1, {"policy_versions": versions}),
         _result(
-            "groups_are_complete",
-            not rollouts.incomplete_groups,
-            dg.AssetCheckSeverity.ERROR,
-            {"incomplete_groups": rollouts.incomplete_groups},
-        ),
-        _result(
-            "one_policy_version",
-            len(rollouts.policy_versions) == 1,
-            dg.AssetCheckSeverity.WARN,
-            {"policy_versions": rollouts.policy_versions},
-        ),
-        _result(
-            "rewards_differ",
-            judged.zero_variance_share < 1.0,
-            dg.AssetCheckSeverity.WARN,
-            {"zero_variance_share": judged.zero_variance_share},
+            "rewards_differ", judged.zero_variance_share < 1.0, {"zero_variance_share": judged.zero_variance_share}
         ),
         *map(audited, audit),
     ]
@@ -170,10 +117,9 @@ def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheck
         _result(
             "engine_agrees_with_trainer",
             mismatch is None or mismatch <= MISMATCH_WARNING,
-            dg.AssetCheckSeverity.WARN,
             {"mean_abs_delta_logprob": mismatch, "limit": MISMATCH_WARNING},
         ),
-        _result("weights_changed", steps > 0, dg.AssetCheckSeverity.WARN, {"optimizer_steps": steps}),
+        _result("weights_changed", steps > 0, {"optimizer_steps": steps}),
     ]
 
 
@@ -183,11 +129,10 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
     part = max(1, len(losses) // 10)
     first, last = (sum(losses[:part]) / part, sum(losses[-part:]) / part) if losses else (0.0, 0.0)
     return [
-        _result("weights_changed", bool(steps), dg.AssetCheckSeverity.WARN, {"optimizer_steps": len(steps)}),
+        _result("weights_changed", bool(steps), {"optimizer_steps": len(steps)}),
         _result(
             "loss_fell",
             len(losses) < 2 or last < first,
-            dg.AssetCheckSeverity.WARN,
             {"first_tenth": first, "last_tenth": last},
         ),
     ]
@@ -200,21 +145,22 @@ def evaluation_results(
     kept = regression is None or regression.decision.passed
     found = {} if regression is None else {"decision": regression.decision.reason, **regression.figures()}
     return [
-        _result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision}),
-        _result("no_regression", kept, dg.AssetCheckSeverity.WARN, found),
+        _result("gate", gate_passed is not False, {"decision": decision}),
+        _result("no_regression", kept, found),
         audited(audit),
     ]
 
 
 def audited(finding: "Finding") -> dg.AssetCheckResult:
     """The result of an audit of the rewards."""
-    return _result(
-        finding.name, finding.passed, dg.AssetCheckSeverity.WARN, {"finding": finding.text, **finding.figures}
-    )
+    return _result(finding.name, finding.passed, {"finding": finding.text, **finding.figures})
 
 
 def _result(
-    name: str, passed: bool, severity: dg.AssetCheckSeverity, details: Mapping[str, Any]
+    name: str,
+    passed: bool,
+    details: Mapping[str, Any],
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
 ) -> dg.AssetCheckResult:
     metadata = {name: _detail(value) for name, value in details.items()}
     return dg.AssetCheckResult(check_name=name, passed=passed, severity=severity, metadata=metadata)

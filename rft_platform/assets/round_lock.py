@@ -64,13 +64,13 @@ def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Seq
     ends. If the body is interrupted, its work in engine and trainer is stopped. Work of an earlier run that was killed
     is stopped, too.
     """
-    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    project = ProjectResource.among(resources)
     if project is None:
         yield
         return
     if name in _EXCLUSIVE:
         key = _round_key(context)
-        _refuse_twin(context, key, hold_round(Home(Path(project.home).absolute()), key, context.run.run_id))
+        _refuse_twin(context, key, hold_round(project.place, key, context.run.run_id))
     leftover = _resources_to_clean(context, resources)
     if leftover:
         cancel_work(project, leftover)
@@ -162,7 +162,7 @@ def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
     """
     from rft_platform.inference.client import EngineClient
 
-    cluster = Home(Path(project.home).absolute()).cluster
+    cluster = project.place.cluster
     for resource in sorted(resources, key=lambda each: not isinstance(each, TrainerResource)):
         if isinstance(resource, TrainerResource):
             if cluster.running("trainer"):

@@ -7,7 +7,6 @@ retry can help.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -26,6 +25,8 @@ from rft_platform.resources.project import ProjectResource
 FAULT_TAG = "rft/fault"
 RETRYABLE_TAG = "rft/retryable"
 CAUSE_TAG = "rft/cause"
+#: Cause of a run that ended without a recorded cause.
+UNKNOWN_CAUSE = "the run ended without an error message: its process died, or it never started"
 FAULT_TAGS = frozenset({FAULT_TAG, RETRYABLE_TAG, CAUSE_TAG})
 #: Id of the run that the tags describe; a re-executed run inherits the tags of the failed one.
 FAULT_OF_TAG = "rft/fault_of"
@@ -78,8 +79,8 @@ def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequenc
 
     Log lines get round, run and name, and the size of log files is limited.
     """
-    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
-    home = Home.from_environment() if project is None else Home(Path(project.home).absolute())
+    project = ProjectResource.among(resources)
+    home = Home.from_environment() if project is None else project.place
     bound_logs_now_and_then(home.logs)
     with phase_context(context.partition_key if context.has_partition_key else None, context.run.run_id, name):
         yield
@@ -93,7 +94,7 @@ def _lineage_events(context: dg.AssetExecutionContext, name: str, resources: Seq
     """
     from rft_platform.rounds.reporting.lineage_events import stage_events
 
-    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    project = ProjectResource.among(resources)
     if project is None or not context.has_partition_key or not is_round_key(context.partition_key):
         yield
         return

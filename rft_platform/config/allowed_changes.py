@@ -13,6 +13,7 @@ _SERVING = (  # how a model is distributed over processes and GPUs
     "engine_num",
     "tensor_parallel_size",
     "gpu_memory_utilization",
+    "enable_sleep_mode",
     "enforce_eager",
     "enable_prefix_caching",
 )
@@ -128,7 +129,7 @@ def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
 
 def flat_settings(config: RftConfig) -> dict[str, Any]:
     """Map every setting's dotted key to its value."""
-    return _flat(config.model_dump(mode="json"))
+    return flat(config.model_dump(mode="json"))
 
 
 def _patience(config: RftConfig) -> list[str]:
@@ -143,7 +144,7 @@ def _patience(config: RftConfig) -> list[str]:
     return [f"{place}.{name}" for place in arguments for name in PATIENCE]
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Map dotted keys to values. The entries of a list of mappings get the keys ``key[0]``, ``key[1]``, ...
 
     A list of other values stays one value.
@@ -153,11 +154,11 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     elif isinstance(value, dict) and value:
         inside = {f"{prefix}.{key}" if prefix else str(key): inner for key, inner in value.items()}
     else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
+        return {prefix: value} if prefix else {}
+    found: dict[str, Any] = {}
     for key, inner in inside.items():
-        flat |= _flat(inner, key)
-    return flat
+        found |= flat(inner, key)
+    return found
 
 
 def _is_among(key: str, free: Sequence[str]) -> bool:

@@ -26,12 +26,12 @@ def run_plan(
     run: RunSettings, *, gpu_count: int, task_count: int | None = None, gpu_bytes: int | None = None
 ) -> RunPlan:
     """The plan of a run on a machine with ``gpu_count`` GPUs, the smallest of which has ``gpu_bytes``."""
-    config, rounds, explores = run.config, run.offline is None, run.config.mode in ("both", "explore", "colocate")
+    config, rounds, explores = run.config, run.offline is None, run.config.explores
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
     batches = _batch_lines(run.batches, run.length(task_count)) if explores and not config.online else []
     sections = {
         "tasks": _tasksets(config) if rounds else [],
-        "training": list(_training(run)) if config.mode in ("both", "train", "colocate") else [],
+        "training": list(_training(run)) if config.trains else [],
         "processes": list(_processes(run, gpu_count)),
         "memory": memory_lines(run, gpu_count, gpu_bytes),
         "batches": batches,
@@ -119,7 +119,7 @@ def _processes(run: RunSettings, gpu_count: int) -> Iterator[str]:
         for model in config.explorer.auxiliary_models:
             where = "1 x elsewhere" if model.base_url else f"{max(model.devices, 1)} x {engine_device}"
             yield f"auxiliary  {model.known_as}, {model.base_url or kind + ' engine'}, {where}"
-    if config.mode in ("both", "train", "colocate"):
+    if config.trains:
         where = _trainer_gpus(place(config, gpu_count)) if gpu_count and config.cluster.kind == "local" else ""
         yield f"trainer    torchrun worker group, {config.trainer.nproc} x {device}{where}"
     if config.online and config.mode != "train":

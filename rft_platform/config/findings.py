@@ -14,9 +14,8 @@ from rft_platform.common.errors import RftError, UserError
 class Finding:
     """The result of a check: what it is about, and a sentence with the fix of a problem."""
 
-    level: Literal[
-        "error", "warning", "note"
-    ]  # error: a run must not start; warning: perhaps not intended; note: a fact
+    # error: a run must not start; warning: perhaps not intended; note: a fact
+    level: Literal["error", "warning", "note"]
     key: str  # a key of rft.yaml, or a part of the machine or of the project's folder
     text: str
 

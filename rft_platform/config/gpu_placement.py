@@ -9,10 +9,11 @@ and mode ``train``), both compute the same placement.
 import os
 import re
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
+from rft_platform.common.errors import UserError
+from rft_platform.config.engine_choice import resolve_kind
 from rft_platform.config.schema.rft_config import RftConfig
 
 POLICY_ENGINE = "engine"  #: name of the first policy's engine
@@ -55,16 +56,22 @@ def gpu_count() -> int:
 
 
 def engine_kind(config: RftConfig, gpus: int) -> str:
-    """The policy engine of a project on a machine with ``gpus`` GPUs: ``transformers`` or ``vllm``."""
-    if config.engine.kind != "auto":
-        return config.engine.kind
-    return "vllm" if gpus and find_spec("vllm") else "transformers"
+    """The engine that a project starts on a machine with ``gpus`` GPUs: ``transformers`` or ``vllm``.
+
+    With Ray, "auto" looks at this machine. An ``engine.python`` that cannot be started counts as one without vLLM; a
+    start refuses it.
+    """
+    engine, here = config.engine, gpus if config.cluster.kind == "local" else gpu_count()
+    try:
+        return resolve_kind(engine.kind, engine.device, engine.python, here)
+    except UserError:
+        return "transformers"
 
 
 def place(config: RftConfig, gpus: int) -> GpuPlacement:
     """The placement on a machine with ``gpus`` GPUs; the checks refuse one that needs more GPUs."""
     engines, ranks = _engine_gpus(config), config.trainer.nproc
-    trains = config.mode in ("both", "train", "colocate") or config.online  # mode serve: another process trains
+    trains = config.trains or config.online  # mode serve: another process trains
     if not gpus or not engines or not trains:
         return GpuPlacement(engines, None, shared=False)
     if config.mode == "colocate" or engines + ranks > gpus:

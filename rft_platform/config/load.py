@@ -10,7 +10,6 @@ that a later process with another environment reads the same settings. The copy 
 import difflib
 import os
 import re
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,9 +23,10 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.foreign.convert import convert
-from rft_platform.config.foreign.defaults import write_defaults
+from rft_platform.config.foreign.defaults import convert_with_defaults
 from rft_platform.config.home import Home
 from rft_platform.config.paths import relative_paths, resolve_paths
+from rft_platform.config.reference import keys, sections_of
 from rft_platform.config.schema.rft_config import RftConfig
 
 Place = tuple[Any, ...]  # keys and indices
@@ -161,39 +161,33 @@ def nearest_key(location: Location) -> str | None:
     """
     *parents, last = location
     last = _COMMON_NAMES.get(last, last)
-    _, section = _walk(parents)
+    section = next(sections_of(_walk(parents)[1]), None)
     if section is not None:
         similar = difflib.get_close_matches(str(last), list(_names(section)), n=3, cutoff=0.6)
         similar.sort(key=lambda name: sorted(name) != sorted(str(last)))  # first those with swapped letters
         if similar:
             return dotted((*parents, similar[0]), unknown=True)
     elsewhere: dict[str, str] = {}
-    for path in sorted(_paths(RftConfig), key=lambda path: path.count(".")):
+    for path in sorted((key for key, _ in keys()), key=lambda path: path.count(".")):
         elsewhere.setdefault(path.rpartition(".")[2], path)
     similar = difflib.get_close_matches(str(last), elsewhere, n=1, cutoff=0.8)
     return elsewhere[similar[0]] if similar else None
 
 
-def _walk(location: Iterable[int | str]) -> tuple[list[int | str], type[BaseModel] | None]:
-    """The location without the union tags that pydantic inserts, and the section there (None: a value, no section)."""
-    section: type[BaseModel] | None = RftConfig
+def _walk(location: Iterable[int | str]) -> tuple[list[int | str], Any]:
+    """The location without the union tags that pydantic inserts, and the annotation of the schema there."""
+    annotation: Any = RftConfig
     parts: list[int | str] = []
     for part in location:
-        field = section.model_fields.get(str(part)) if section is not None else None
-        if isinstance(part, int) or field is not None:
-            parts.append(part)
-        if field is not None:
-            section = next(_models_in(field.annotation), None)
-    return parts, section
-
-
-def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        if issubclass(annotation, BaseModel):
-            yield annotation
-        return
-    for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
+        section = next(sections_of(annotation), None)
+        if section is not None and str(part) in section.model_fields:
+            annotation = section.model_fields[str(part)].annotation
+        elif typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
+        elif not isinstance(part, int):
+            continue
+        parts.append(part)
+    return parts, annotation
 
 
 def _names(section: type[BaseModel]) -> Iterator[str]:
@@ -201,13 +195,6 @@ def _names(section: type[BaseModel]) -> Iterator[str]:
         yield name
         if isinstance(field.validation_alias, AliasChoices):
             yield from (choice for choice in field.validation_alias.choices if isinstance(choice, str))
-
-
-def _paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        for inner in _models_in(field.annotation):
-            yield from _paths(inner, f"{prefix}{name}.")
 
 
 def load_config(path: str | os.PathLike[str]) -> RftConfig:
@@ -229,9 +216,10 @@ def read_settings(path: Path, *, own_functions: bool = False) -> tuple[dict[str,
     Raises UserError.
     """
     given = interpolate(read_yaml(path), str(path), _scalar)
-    data, notices = convert(given, str(path), own_functions=own_functions)
-    if data != given and not own_functions:
-        notices += tuple(write_defaults(data, staged=bool(given.get("stages"))))
+    if own_functions:
+        data, notices = convert(given, str(path), own_functions=True)
+    else:
+        data, notices = convert_with_defaults(given, str(path))
     return resolve_paths(data, path.parent), notices
 
 
@@ -378,12 +366,8 @@ def _scalar(place: Location, text: str) -> Any:
 
 def _is_text(place: Location) -> bool:
     """Whether the schema expects text at ``place``."""
-    section: type[BaseModel] | None = RftConfig
-    field = None
-    for part in (part for part in place if not isinstance(part, int)):
-        field = section.model_fields.get(part) if section is not None else None
-        section = next(_models_in(field.annotation), None) if field is not None else None
-    return field is not None and _has_text(field.annotation)
+    parts, annotation = _walk(place)
+    return len(parts) == len(place) and _has_text(annotation)
 
 
 def _has_text(annotation: object) -> bool:

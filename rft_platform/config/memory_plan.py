@@ -9,7 +9,7 @@ keeps only its state. Weights are gathered and gradients summed over the ranks o
 half of the tokens or more: the ranks then wait for each other in the first and the last pack of a step, not in each.
 One rank saves copies so, and needs no more memory.
 
-``card_models`` names the models on the GPUs, each with its own shape. The trainer's part is the sum of what training
+``gpu_models`` names the models on the GPUs, each with its own shape. The trainer's part is the sum of what training
 keeps on each GPU: float32 weights, gradients and AdamW's two moments (16 bytes a parameter, divided by the ranks of all
 nodes), frozen models in the dtype of the activations, gathered weights, the activations of one pack, and the chunk of
 logits. One model computes at a time: the activations are those of the model that needs most. Each rank loads a whole
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from psutil import virtual_memory
 
 from rft_platform.cluster.child import Program
-from rft_platform.config.card_models import POLICY_SHARE, CardModels, EngineModel, TrainerModel, card_models
+from rft_platform.config.gpu_models import POLICY_SHARE, EngineModel, GpuModels, TrainerModel, gpu_models
 from rft_platform.config.gpu_placement import engine_kind, place, visible_gpus
 from rft_platform.config.resolve import RunSettings
 
@@ -158,9 +158,9 @@ def _kept_values(model: TrainerModel, choice: MemoryChoice) -> int:
     return shape.layers * shape.hidden + layer if choice.gradient_checkpointing else shape.layers * layer
 
 
-def _most_needed(run: RunSettings, cards: CardModels, choice: MemoryChoice) -> TrainerMemory:
+def _most_needed(run: RunSettings, on_gpus: GpuModels, choice: MemoryChoice) -> TrainerMemory:
     """What a trainer rank needs for the policy that needs most."""
-    return max((trainer_memory(run, models, choice) for models in cards.trainings), key=lambda each: each.total)
+    return max((trainer_memory(run, models, choice) for models in on_gpus.trainings), key=lambda each: each.total)
 
 
 def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> MemoryChoice:
@@ -169,20 +169,20 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
     If nothing fits, the values that need least memory; ``memory_problems`` then refuses the run.
     """
     trainer, explorer, placement = run.config.trainer, run.config.explorer, place(run.config, gpu_count)
-    cards = card_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
-    if cards is None or gpu_bytes is None:
+    on_gpus = gpu_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
+    if on_gpus is None or gpu_bytes is None:
         share = _UNKNOWN_SHARE if placement.shared else _ALONE_SHARE
         pack = trainer.max_token_len_per_gpu or _CPU_PACK
         return MemoryChoice(pack, bool(trainer.gradient_checkpointing), bool(trainer.cpu_offload), _share(run, share))
     usable = int(_USABLE * gpu_bytes)
-    engines = list(_engine_sizes(run, cards, gpu_bytes)) if placement.shared and placement.engines else [0]
+    engines = list(_engine_sizes(run, on_gpus, gpu_bytes)) if placement.shared and placement.engines else [0]
 
     def fits(beside: int, choice: MemoryChoice) -> bool:
-        needed = _most_needed(run, cards, choice)
+        needed = _most_needed(run, on_gpus, choice)
         return needed.total <= usable - beside and needed.at_rest <= usable - engines[-1]
 
-    awake = [(False, *each) for each in _choices(run, cards, usable, engines)]
-    asleep = [(True, *each) for each in _choices(run, cards, usable, [_beyond_share(run)])]
+    awake = [(False, *each) for each in _choices(run, on_gpus, usable, engines)]
+    asleep = [(True, *each) for each in _choices(run, on_gpus, usable, [_beyond_share(run)])]
     fastest = awake[: 1 + awake[0][2].reduce_once]  # it saves less than taking turns costs
     plans = [*fastest, *asleep, *awake]
     if not _takes_turns(run, gpu_count):
@@ -192,7 +192,7 @@ def choose_memory(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Me
     sleeps, _, choice = next((plan for plan in plans if fits(*plan[1:])), plans[-1])  # the last one needs least
     if not placement.shared:
         return replace(choice, engine_share=_share(run, _ALONE_SHARE))
-    needed = _most_needed(run, cards, choice)
+    needed = _most_needed(run, on_gpus, choice)
     left = usable - (needed.at_rest if sleeps else needed.total) - _beyond_share(run)
     least = engines[-1] - _beyond_share(run)
     share = min(_ALONE_SHARE if sleeps else _LARGEST_SHARE, max(left, least) / gpu_bytes)
@@ -213,14 +213,14 @@ def _takes_turns(run: RunSettings, gpu_count: int) -> bool:
 
 
 def _choices(
-    run: RunSettings, cards: CardModels, usable: int, engines: Sequence[int]
+    run: RunSettings, on_gpus: GpuModels, usable: int, engines: Sequence[int]
 ) -> Iterator[tuple[int, MemoryChoice]]:
     """The possible settings, fastest first: bytes of the engine, and the trainer with the largest pack beside it."""
     trainer = run.config.trainer
     longest = -(-(run.config.model.max_model_len or 1) // _PACK_STEP) * _PACK_STEP
     given = trainer.gradient_checkpointing
     offloads = (False, True) if trainer.cpu_offload is None else (trainer.cpu_offload,)
-    if trainer.cpu_offload is None and _HOST_FACTOR * _host_bytes(run, cards) > virtual_memory().total:
+    if trainer.cpu_offload is None and _HOST_FACTOR * _host_bytes(run, on_gpus) > virtual_memory().total:
         offloads = (False,)
     modes = [
         (engine, least, MemoryChoice(0, checkpointing, offload, 0.0))
@@ -236,27 +236,27 @@ def _choices(
         smallest = replace(mode, max_tokens_per_pack=trainer.max_token_len_per_gpu or max(least, longest))
         choice, once = smallest, replace(smallest, reduce_once=True)
         if trainer.max_token_len_per_gpu is None:
-            choice = _with_largest_pack(run, cards, smallest, usable - engine)
+            choice = _with_largest_pack(run, on_gpus, smallest, usable - engine)
             half = max(smallest.max_tokens_per_pack, choice.max_tokens_per_pack // 2 // _PACK_STEP * _PACK_STEP)
-            once = _with_largest_pack(run, cards, replace(once, max_tokens_per_pack=half), usable - engine)
+            once = _with_largest_pack(run, on_gpus, replace(once, max_tokens_per_pack=half), usable - engine)
         if gains and not mode.cpu_offload:
             yield engine, once
         yield engine, choice
 
 
-def _with_largest_pack(run: RunSettings, cards: CardModels, smallest: MemoryChoice, room: int) -> MemoryChoice:
+def _with_largest_pack(run: RunSettings, on_gpus: GpuModels, smallest: MemoryChoice, room: int) -> MemoryChoice:
     """``smallest`` with the largest pack with which the trainer fits in ``room`` bytes; unchanged if none fits."""
     least = smallest.max_tokens_per_pack
     for pack in range(max(_LARGEST_PACK, least), least, -_PACK_STEP):
         choice = replace(smallest, max_tokens_per_pack=pack)
-        if _most_needed(run, cards, choice).total <= room:
+        if _most_needed(run, on_gpus, choice).total <= room:
             return choice
     return smallest
 
 
-def _host_bytes(run: RunSettings, cards: CardModels) -> int:
+def _host_bytes(run: RunSettings, on_gpus: GpuModels) -> int:
     """Bytes of the offloaded models in the memory of one node."""
-    states = (sum(_state_bytes(run, model) for model in models) for models in cards.trainings)
+    states = (sum(_state_bytes(run, model) for model in models) for models in on_gpus.trainings)
     return max(states) // run.config.trainer_nodes
 
 
@@ -266,15 +266,15 @@ def _share(run: RunSettings, of_all: float) -> float:
     return of_all / run.config.explorer.engines_per_gpu if given is None else given
 
 
-def _engine_sizes(run: RunSettings, cards: CardModels, gpu_bytes: int) -> Iterator[int]:
+def _engine_sizes(run: RunSettings, on_gpus: GpuModels, gpu_bytes: int) -> Iterator[int]:
     """Bytes of a GPU for its engines: the user's share; or weights and a cache, first for all answers that run at once.
 
     An answer fills half of its context on average. Each further size has half of the cache, at least room for some
     answers. The size is that of the engine that needs most.
     """
     explorer, longest = run.config.explorer, run.config.model.max_model_len or _SMALLEST_CACHE
-    beyond, open_ones = _beyond_share(run), [engine for engine in cards.engines if engine.share is None]
-    given = max((int(gpu_bytes * each.share) * each.a_gpu for each in cards.engines if each.share), default=0)
+    beyond, open_ones = _beyond_share(run), [engine for engine in on_gpus.engines if engine.share is None]
+    given = max((int(gpu_bytes * each.share) * each.a_gpu for each in on_gpus.engines if each.share), default=0)
     if explorer.rollout_model.gpu_memory_utilization is not None:
         yield given + beyond
         return
@@ -299,12 +299,12 @@ def _beyond_share(run: RunSettings) -> int:
 
 def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> list[str]:
     """The lines of the dry run: what each process needs on a GPU. Empty without a GPU or a known model."""
-    cards = card_models(run, gpu_count) if gpu_count else None
-    if cards is None:
+    on_gpus = gpu_models(run, gpu_count) if gpu_count else None
+    if on_gpus is None:
         return []
     lines, choice = [], choose_memory(run, gpu_count, gpu_bytes)
     if _trains(run):
-        needed = _most_needed(run, cards, choice)
+        needed = _most_needed(run, on_gpus, choice)
         lines.append(
             f"trainer: {_gb(needed.total)} on each of {run.config.trainer.nproc} GPU(s): weights, gradients and "
             f"optimiser {_gb(needed.state)}, gathered weights {_gb(needed.gathered)}, activations of "
@@ -318,7 +318,7 @@ def memory_lines(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> lis
         )
     if gpu_bytes is not None:
         embedded = engine_kind(run.config, gpu_count) == "transformers"
-        lines += [_engine_line(engine, gpu_bytes, choice, embedded) for engine in cards.engines]
+        lines += [_engine_line(engine, gpu_bytes, choice, embedded) for engine in on_gpus.engines]
         if chosen := _chosen(run, choice, gpu_count):
             lines.append(f"chosen for this GPU: {', '.join(chosen)}")
     return lines
@@ -365,11 +365,11 @@ def _chosen(run: RunSettings, choice: MemoryChoice, gpu_count: int) -> list[str]
 
 def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> Iterator[str]:
     """One line for each process that does not fit on a GPU of ``gpu_bytes``; nothing if that is unknown."""
-    cards = card_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
-    if gpu_bytes is None or cards is None:
+    on_gpus = gpu_models(run, gpu_count) if gpu_count and gpu_bytes is not None else None
+    if gpu_bytes is None or on_gpus is None:
         return
     serving, choice = run.config.explorer.rollout_model, choose_memory(run, gpu_count, gpu_bytes)
-    for engine in cards.engines:
+    for engine in on_gpus.engines:
         yield from _engine_problems(engine, gpu_bytes, choice)
     if serving.enable_sleep_mode and not choice.engine_sleeps:
         yield (
@@ -379,8 +379,8 @@ def memory_problems(run: RunSettings, gpu_count: int, gpu_bytes: int | None) -> 
         )
     if _trains(run):
         shared = place(run.config, gpu_count).shared
-        beside = _largest_engine(run, cards, gpu_bytes, choice) if shared else None
-        for models in cards.trainings:
+        beside = _largest_engine(run, on_gpus, gpu_bytes, choice) if shared else None
+        for models in on_gpus.trainings:
             yield from _training_problems(run, models, choice, gpu_bytes, beside)
 
 
@@ -396,10 +396,10 @@ def _engine_problems(engine: EngineModel, gpu_bytes: int, choice: MemoryChoice) 
 
 
 def _largest_engine(
-    run: RunSettings, cards: CardModels, gpu_bytes: int, choice: MemoryChoice
+    run: RunSettings, on_gpus: GpuModels, gpu_bytes: int, choice: MemoryChoice
 ) -> tuple[EngineModel, int] | None:
     """The engines of a GPU that need most, with the bytes that they use; None without engines."""
-    sizes = [(each, _share_of(each, gpu_bytes, choice) * each.a_gpu + _beyond_share(run)) for each in cards.engines]
+    sizes = [(each, _share_of(each, gpu_bytes, choice) * each.a_gpu + _beyond_share(run)) for each in on_gpus.engines]
     return max(sizes, key=lambda one: one[1], default=None)
 
 
@@ -498,7 +498,7 @@ def _loading_remedy(run: RunSettings, share_key: str | None) -> str:
 
 
 def _trains(run: RunSettings) -> bool:
-    return run.config.mode in ("both", "train", "colocate") or run.config.online
+    return run.config.trains or run.config.online
 
 
 def _gb(count: int) -> str:

@@ -43,7 +43,7 @@ def demands(config: RftConfig, gpus: int, online_engines: Sequence[str] = ()) ->
         if not model.base_url:
             own = Bundle(config.engine.threads, gpus=engine_share(config, gpus, model.lease))
             found.append(Demand(model.lease, "explorer.auxiliary_models", own, model.engine_num))
-    if config.mode in ("both", "train", "colocate"):
+    if config.trains:
         rank = Bundle(config.trainer.threads, gpus=float(gpus > 0))
         nodes = config.cluster.node_num
         ranks = rank.times(config.trainer.nproc)
@@ -61,19 +61,19 @@ def placed(nodes: Sequence[Node], wanted: Sequence[Demand]) -> tuple[dict[str, l
     """
     free = {node.name + f"#{number}": node for number, node in enumerate(nodes)}
     where: dict[str, list[str]] = {}
-    homeless = []
+    unplaced = []
     for demand in sorted(wanted, key=lambda each: (not each.reads_home, -each.bundle.gpus, -each.bundle.cpus)):
         own: list[str] = []
         for _ in range(demand.count):
             fits = [name for name, node in free.items() if demand.fits(node)]
             chosen = next((name for name in fits if not (demand.apart and name in own)), None)
             if chosen is None:
-                homeless.append(demand)
+                unplaced.append(demand)
                 break
             free[chosen] = free[chosen].without(demand.bundle)
             own.append(chosen)
         where[demand.what] = [name.partition("#")[0] for name in own]
-    return where, homeless
+    return where, unplaced
 
 
 def holds_online_engine(config: RftConfig, nodes: Sequence[Node], name: str) -> bool:

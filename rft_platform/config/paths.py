@@ -44,7 +44,7 @@ _LOCAL_OR_NAME = [
     ("policies", "*", "model_path"),
     ("warm_start", "path"),
 ]
-_INTERPRETER = ("explorer", "workers", "python")
+_INTERPRETERS = [("engine", "python"), ("explorer", "workers", "python")]
 
 #: Function from a path in the configuration to the path that replaces it.
 _Change: TypeAlias = Callable[[str], str]
@@ -58,7 +58,8 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_path(value) else value)
     for keys in _LOCAL_OR_NAME:
         _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_local(value, folder) else value)
-    _rewrite_interpreter(data, _INTERPRETER, folder)
+    for keys in _INTERPRETERS:
+        _rewrite(data, keys, partial(_interpreter, folder=folder))
     return _with_code(data, lambda file: _resolved(file, folder) if (folder / file).is_file() else file)
 
 
@@ -87,7 +88,7 @@ def seen_from(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     def change(value: str) -> str:
         return os.path.relpath(value, folder) if Path(value).is_absolute() else value
 
-    for keys in (*_LOCAL_OR_NAME, _INTERPRETER):
+    for keys in (*_LOCAL_OR_NAME, *_INTERPRETERS):
         _rewrite(data, keys, change)
     return _with_code(data, change)
 
@@ -124,13 +125,9 @@ def _relative(value: str, place: Path, tree: Path) -> str:
     return found if found.startswith(".") else f"./{found}"
 
 
-def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None:
-    """Make a relative path absolute without following links: the interpreter of a virtual environment is a link."""
-    *sections, last = keys
-    for section in sections:
-        node = node.get(section) if isinstance(node, dict) else None
-    if isinstance(node, dict) and isinstance(node.get(last), str) and "/" in node[last]:
-        node[last] = os.path.abspath(folder / Path(node[last]).expanduser())  # noqa: PTH100
+def _interpreter(value: str, folder: Path) -> str:
+    """The absolute path, without following links: the interpreter of a virtual environment is a link."""
+    return os.path.abspath(folder / Path(value).expanduser()) if "/" in value else value  # noqa: PTH100
 
 
 def _with_code(data: dict[str, Any], change: _Change) -> dict[str, Any]:

@@ -157,13 +157,14 @@ def write_with_schema(file: Path, text: str) -> None:
 
 
 def _with_expressions(node: Any) -> Any:
-    """Let an expression such as ``${oc.env:NAME}`` take the place of a number or a boolean."""
+    """Let an expression such as ``${oc.env:NAME}`` take the place of any value but a mapping."""
     if isinstance(node, list):
         return [_with_expressions(entry) for entry in node]
     if not isinstance(node, dict):
         return node
     inner = {key: value if key in ("default", "enum") else _with_expressions(value) for key, value in node.items()}
-    if inner.get("type") not in ("integer", "number", "boolean"):
+    chosen = "enum" in inner or "const" in inner
+    if not chosen and inner.get("type") not in ("integer", "number", "boolean", "array"):
         return inner
     outer = {key: inner.pop(key) for key in ("title", "description", "default") if key in inner}
     return {**outer, "anyOf": [inner, {"type": "string", "pattern": r"\$\{"}]}

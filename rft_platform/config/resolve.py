@@ -13,6 +13,7 @@ from rft_platform.algorithms.presets import Preset, choose
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
+from rft_platform.config.schema.algorithm import Optimizer
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.config.training_specs import algorithm_spec, lora_spec
 
@@ -133,6 +134,13 @@ class RunSettings:
         if end is not None:
             rounds = min(rounds, self.batches.rounds(end))
         return RunLength(rounds, self.batches.steps(rounds))
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The sections with the optimisers of the training, by key."""
+        settings = self.config.algorithm
+        critic = {"algorithm.critic": settings.critic} if self.algorithm.critic else {}
+        return {"algorithm.optimizer": settings.optimizer, **critic}
 
     @property
     def critic_only_steps(self) -> int:

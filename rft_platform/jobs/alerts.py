@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, UNKNOWN_CAUSE, fault_of
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.fault_classification import described
 from rft_platform.common.files import write_json
@@ -21,7 +21,7 @@ from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s
 from rft_platform.observability.alert_channels import COMMAND, URL, deliver, has_channels
 from rft_platform.online.project import open_project
-from rft_platform.resources.names import DagsterNames
+from rft_platform.resources.names import PARTITION_TAG, DagsterNames
 from rft_platform.resources.project import ProjectResource
 
 LOG = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ LOG = logging.getLogger(__name__)
 UI_URL = "RFT_UI_URL"
 _DEFAULT_UI = "http://127.0.0.1:3000"
 _KEPT_S = 30 * 24 * 3600.0  # how long an alert is remembered as sent
-_UNKNOWN = "the run ended without an error message: its process died, or it never started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,8 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     """Build the alert of a failed run from its tags."""
     tags = fault_of(run)
-    partition = run.tags.get("dagster/partition", "")
-    fault, described_cause = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
+    partition = run.tags.get(PARTITION_TAG, "")
+    fault, described_cause = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or UNKNOWN_CAUSE)
     link = f"{os.environ.get(UI_URL, _DEFAULT_UI).rstrip('/')}/runs/{run.run_id}"
     name = f"{run.job_name} of {partition}" if partition else run.job_name
     return Alert(
@@ -102,7 +101,7 @@ def alert_sensor(
     def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
         run, message = context.dagster_run, context.failure_event.message or ""
         is_own = run.job_name in jobs or not set(assets).isdisjoint(run.asset_selection or ())
-        if is_own and alert_run_failed(Home(Path(project.home).absolute()), run, message):
+        if is_own and alert_run_failed(project.place, run, message):
             context.log.info(f"sent an alert for failed run {run.run_id}")
 
     return dg.run_failure_sensor(

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG, UNKNOWN_CAUSE, fault_of
 from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import is_orphaned
 from rft_platform.jobs.jobs import kinds_by_job
-from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
+from rft_platform.resources.names import PARTITION_TAG, PLAIN_NAMES, DagsterNames
 from rft_platform.rounds.planning.project_state import Failures, Launches
 
 _RUNNING = [
@@ -21,7 +21,6 @@ _RUNNING = [
 ]
 #: A cancelled run uses up its run key, as a failed run does.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_PARTITION_TAG = "dagster/partition"
 _RUN_KEY_TAG = "dagster/run_key"
 # Number of newest successes read per job. Only the last rounds may be repeated, because a round with a successor is
 # never trained again. If exploration leads training by N rounds, N more rounds are read; each may have been repeated.
@@ -31,7 +30,7 @@ _ANY_ROUND = "evaluate"
 #: Causes of runs that ended without a recorded cause.
 _SILENT = {
     dg.DagsterRunStatus.CANCELED: "the run was cancelled",
-    dg.DagsterRunStatus.FAILURE: "the run ended without an error message: its process died, or it never started",
+    dg.DagsterRunStatus.FAILURE: UNKNOWN_CAUSE,
 }
 
 _Key = tuple[str, int]
@@ -100,9 +99,9 @@ def _is_launch(run: dg.DagsterRun, kinds: Mapping[str, str]) -> bool:
 
 
 def _names_a_round(run: dg.DagsterRun) -> bool:
-    return is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
+    return is_round_key(run.tags.get(PARTITION_TAG, round_key(0)))
 
 
 def _key(run: dg.DagsterRun, kinds: Mapping[str, str]) -> _Key:
-    partition = run.tags.get(_PARTITION_TAG)
+    partition = run.tags.get(PARTITION_TAG)
     return kinds[run.job_name], 0 if partition is None else round_number(partition)

@@ -16,11 +16,10 @@ from pydantic import Field
 from rft_platform.experience.file_names import round_number
 from rft_platform.jobs.dagster_internals.masked_instance import event_log_file
 from rft_platform.jobs.jobs import kinds_by_job
-from rft_platform.resources.names import PLAIN_NAMES, DagsterNames
+from rft_platform.resources.names import PARTITION_TAG, PLAIN_NAMES, DagsterNames
 from rft_platform.resources.project import ProjectResource, RegistryResource
 
 _TAGS = {"rft/phase": "maintenance"}
-_PARTITION_TAG = "dagster/partition"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PAGE = 500  # run records read at once
 
@@ -199,7 +198,7 @@ def _ended_runs(instance: dg.DagsterInstance) -> Iterator[dg.DagsterRun]:
 
 def _round_of(run: dg.DagsterRun, jobs: Collection[str]) -> int | None:
     """The round of a run launched by the plan; None for any other run and for a partition that names no round."""
-    partition = run.tags.get(_PARTITION_TAG)
+    partition = run.tags.get(PARTITION_TAG)
     if run.job_name not in jobs or partition is None:
         return None
     try:

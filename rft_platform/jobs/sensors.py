@@ -1,7 +1,7 @@
 """The sensors that advance a project (they launch what the plan returns), and the nightly evaluation."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 import dagster as dg
@@ -27,25 +27,13 @@ LOG = logging.getLogger(__name__)
 _TICK_S = sensor_interval_s()
 _DRIVEN_TICKS = 6  # after so many missed ticks another home may continue the project
 _DRIVEN = "`rft run` or `rft demo` is driving this project"
-_RECONCILE_S = 0.3  # of a tick, which shall take less than a second; the next tick continues
+_RECONCILE_S = 0.3  # seconds of a tick; a whole tick should take less than one
 
 
 def experience_threshold_sensor(names: DagsterNames, job: UnresolvedJob) -> dg.SensorDefinition:
     """The sensor that launches the plan's next training of a round, by ``job``."""
-
-    def experience_threshold_sensor(
-        context: dg.SensorEvaluationContext, project: ProjectResource
-    ) -> dg.SensorResult | dg.SkipReason:
-        return _launch(context, project, names, kinds=("sync",))
-
-    return dg.sensor(
-        name=names.name(experience_threshold_sensor.__name__),
-        jobs=[job],
-        minimum_interval_seconds=_TICK_S,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Starts a round's training once enough of its experience rows are stored. A skipped tick says what "
-        "it waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
-    )(names.bound(experience_threshold_sensor))
+    description = "Starts a round's training once enough of its experience rows are stored."
+    return _sensor(names, "experience_threshold_sensor", [job], ("sync",), description)
 
 
 def next_round_sensor(names: DagsterNames, jobs: Mapping[str, UnresolvedJob]) -> dg.SensorDefinition:
@@ -54,22 +42,30 @@ def next_round_sensor(names: DagsterNames, jobs: Mapping[str, UnresolvedJob]) ->
     ``jobs`` are the project's jobs by plain name.
     """
     planned = [jobs[job] for kind, job in JOB_OF_KIND.items() if kind != "sync" and job in jobs]
+    kinds = ("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind))
+    description = (
+        "Starts the warm start, then the next round's exploration, until the budget of rounds is spent; for an offline "
+        "project, the training; in mode bench, one evaluation after another."
+    )
+    return _sensor(names, "next_round_sensor", planned, kinds, description)
 
-    def next_round_sensor(
-        context: dg.SensorEvaluationContext, project: ProjectResource
-    ) -> dg.SensorResult | dg.SkipReason:
-        kinds = ("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind))
-        return _launch(context, project, names, kinds=kinds)
+
+def _sensor(
+    names: DagsterNames, name: str, jobs: Sequence[UnresolvedJob], kinds: tuple[str, ...], description: str
+) -> dg.SensorDefinition:
+    """The sensor that launches the work of the plan whose kind is one of ``kinds``."""
+
+    def launch(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
+        return _launch(context, project, names, kinds)
 
     return dg.sensor(
-        name=names.name(next_round_sensor.__name__),
-        jobs=planned,
+        name=names.name(name),
+        jobs=jobs,
         minimum_interval_seconds=_TICK_S,
         default_status=dg.DefaultSensorStatus.STOPPED,
-        description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; "
-        "for an offline project, the training; in mode bench, one evaluation after another. A skipped tick says what "
-        "it waits for. `rft ui --auto` and `rft serve` turn the sensor on.",
-    )(names.bound(next_round_sensor))
+        description=f"{description} A skipped tick says what it waits for. `rft ui --auto` and `rft serve` turn the "
+        "sensor on.",
+    )(names.bound(launch))
 
 
 def evaluation_schedule(names: DagsterNames, job: UnresolvedJob, cron: str | None) -> dg.ScheduleDefinition:

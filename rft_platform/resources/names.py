@@ -17,6 +17,7 @@ from rft_platform.common.errors import UserError
 
 _Result = TypeVar("_Result")
 _PART = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+PARTITION_TAG = "dagster/partition"  #: Dagster's tag of a run with its partition
 _JOINT = "__"  # Dagster joins the parts of an asset key in the same way, for the name of its op
 
 

@@ -5,6 +5,7 @@ which assets of other people read the rounds of a project as tables.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,17 @@ class ProjectResource(dg.ConfigurableResource):
 
     def open(self) -> Project:
         """Read the project's configuration; raises UserError if no project has been started in the folder."""
-        return open_project(Home(Path(self.home).absolute()))
+        return open_project(self.place)
+
+    @property
+    def place(self) -> Home:
+        """The folder, with the places in it."""
+        return Home(Path(self.home).absolute())
+
+    @staticmethod
+    def among(resources: Iterable[Any]) -> "ProjectResource | None":
+        """The project of an asset with these resources, if it has one."""
+        return next((each for each in resources if isinstance(each, ProjectResource)), None)
 
 
 class EngineResource(dg.ConfigurableResource):

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from rft_platform.observability.masked_output import masked, unmasked
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _PLAIN_WIDTH = 160  # a pipe has no width, and tables must not be cut
 
@@ -24,6 +25,17 @@ def output() -> "Console":
 def notes() -> "Console":
     """The console of progress and notes: standard error, so that results can be piped."""
     return _console(stderr=True)
+
+
+def table(*columns: str, left: Collection[str] = (), title: str | None = None, **options: Any) -> "Table":
+    """An empty table. Columns are aligned right, except those named in ``left``; ``options`` are those of a column."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="left" if name in left else "right", **options)
+    return made
 
 
 def print_unmasked(name: str, text: str) -> None:

@@ -32,7 +32,7 @@ def folder_problems(project: Project) -> Iterator[Finding]:
     config, home = project.config, project.home
     yield from raised(check_may_start, home, config, key="RFT_HOME")
     yield from raised(check_writable, home)
-    trained = config.mode in ("both", "train", "colocate") and not config.model.lora_configs
+    trained = config.trains and not config.model.lora_configs
     model = Path(config.model.model_path) if trained else None
     if no_room := list(raised(check_room, home, model)):
         yield from () if is_finished(project) else no_room

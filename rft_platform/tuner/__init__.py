@@ -14,21 +14,15 @@ Read in this order:
 - ``result``: ``TuneResult``.
 """
 
+from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
+from rft_platform.rollout.workflow import check_workflow_function
 from rft_platform.tuner.model_selection import select_model
 from rft_platform.tuner.prompt_tuning import PromptTuneConfig, tune_prompt
 from rft_platform.tuner.result import TuneResult
 from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
-from rft_platform.tuner.types import (
-    JudgeOutput,
-    JudgeType,
-    TinkerConfig,
-    WorkflowOutput,
-    WorkflowType,
-    check_judge_function,
-    check_workflow_function,
-)
+from rft_platform.tuner.types import JudgeOutput, JudgeType, TinkerConfig, WorkflowOutput, WorkflowType
 
 __all__ = [
     "AlgorithmConfig",

@@ -52,8 +52,10 @@ class ExperimentPaths:
 def experiment_paths(root: str | None, project: str | None, experiment: str | None) -> ExperimentPaths:
     """Return the location of an experiment; by default ``./checkpoints/AgentScope/Experiment-<time>``.
 
-    Raises UserError for a name that cannot be a folder name.
+    Raises UserError for a name that cannot be a folder name, and for a root that is no folder.
     """
+    if root is not None and "://" in root:
+        raise UserError(f"checkpoint_root_dir {root}: tune() keeps checkpoints in a folder; give its path")
     paths = ExperimentPaths(
         Path(root or ROOT).absolute(),
         project or DEFAULT_PROJECT,

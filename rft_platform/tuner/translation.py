@@ -14,6 +14,7 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.user_code import is_live, keep_alive, load_object, reference_of
+from rft_platform.config.foreign.treatments import value_at
 from rft_platform.config.load import build_config, read_settings
 from rft_platform.config.paths import resolve_paths
 from rft_platform.config.schema.explorer import AUTO_PARSER
@@ -104,14 +105,6 @@ def merged(*layers: Mapping[str, Any]) -> Layer:
             else:
                 result[key] = deepcopy(value)
     return result
-
-
-def value_at(layer: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key; None if there is none."""
-    found: Any = layer
-    for name in key.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 _SERVING = {

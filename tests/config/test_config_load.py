@@ -124,6 +124,8 @@ def test_one_setting_written_in_two_places_is_read_in_one() -> None:
          "taskset.judge_args: got {'by': {1: 0.5}}; by.1: the key 1 is not text, as JSON needs it: write '1' with"),
         (INPUT.replace("?", "path: x, judge: [{judge: a, args: {since: [2026-01-31]}}]"),
          "taskset.judge[0].args: got {'since': [datetime.date(2026, 1, 31)]}; since[0]: 2026-01-31 is a date, and"),
+        ("explorer: {workers: {resources: {gpu: 1, browser: -1}}}", "explorer.workers.resources.browser: got -1"),
+        ("explorer: {workers: {runtime_env: {env_vars: {PORT: 8000}}}}", "env_vars.PORT: got 8000; input should be"),
         ("algorithm: {policy_loss_fn_args: {clip_high: .inf}}", "clip_high: inf is not a number of JSON: give a finit"),
     ],
 )  # fmt: skip

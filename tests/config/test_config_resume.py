@@ -6,11 +6,12 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import FREE, check_unchanged
+from rft_platform.config.foreign.treatments import value_at
 from rft_platform.config.load import build_config
 from rft_platform.config.schema.buffer import MODEL_JUDGES
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.judging.execution import compose
-from rft_platform.tuner.translation import merged, nested, value_at
+from rft_platform.tuner.translation import merged, nested
 
 TASKSET = "buffer.explorer_input.taskset"
 CRITIC = {"name": "critic", "base_url": "https://a/v1", "model": "big"}
@@ -43,6 +44,7 @@ def auxiliaries(**changes: Any) -> dict[str, Any]:
         {"explorer.auxiliary_models": [CRITIC, {**SERVED, "engine_num": 2, "tensor_parallel_size": 2}]},
         {"explorer.dynamic_timeout": {"enable": True, "ratio": 2.0}, "explorer.workers": {"kind": "process"}},
         {"explorer.over_rollout.wait_after_min": 5.0, "explorer.rollout_model.tensor_parallel_size": 2},
+        {"explorer.rollout_model.enable_sleep_mode": True},
         {"trainer.max_token_len_per_gpu": 512, "trainer.threads": 2, "engine.python": "/vllm/bin/python"},
     ],
 )

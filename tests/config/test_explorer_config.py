@@ -73,7 +73,7 @@ def test_an_unknown_field_of_a_runtime_environment_is_refused_with_the_known_one
     expected = "got the fields env_var; expected env_vars, working_dir, py_modules, pip, uv, config"
     with pytest.raises(UserError, match=f"explorer.workers.runtime_env: {expected}"):
         make_config(explorer__workers={"kind": "process", "runtime_env": {"env_var": {"TOWN": "Ulm"}}})
-    with pytest.raises(UserError, match=r"runtime_env.env_vars: got \['Ulm'\]; input should be a valid string"):
+    with pytest.raises(UserError, match=r"runtime_env.env_vars.TOWN: got \['Ulm'\]; input should be a valid string"):
         make_config(explorer__workers={"kind": "process", "runtime_env": {"env_vars": {"TOWN": ["Ulm"]}}})
 
 

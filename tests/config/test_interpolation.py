@@ -118,7 +118,9 @@ def test_values_of_variables_have_the_types_of_the_file(tmp_path: Path, monkeypa
     monkeypatch.setenv("SOME_RUN", "007")
     text = """
 name: ${oc.env:SOME_RUN}
-explorer: {eval_interval: "${oc.env:NOT_SET,5}"}
+explorer:
+  eval_interval: "${oc.env:NOT_SET,5}"
+  workers: {resources: {gpu: "${oc.env:NOT_SET,2}"}, runtime_env: {env_vars: {PORT: "${oc.env:NOT_SET,8000}"}}}
 trainer: {total_steps: "${oc.env:NOT_SET,100}", grad_clip: "${oc.env:NOT_SET,1.0}"}
 model: {repetition_penalty: "${oc.env:NOT_SET,1.0}", tinker: {enable: "${oc.env:NOT_SET,false}"}}
 algorithm:
@@ -132,5 +134,7 @@ buffer:
     assert (config.name, config.evaluation.every, config.trainer.total_steps) == ("007", 5, 100)
     assert (config.algorithm.optimizer.lr, config.algorithm.optimizer.lr_warmup_steps) == (1e-5, 10)
     assert (config.algorithm.repeat_times, config.buffer.batch_size) == (4, 4)
+    assert config.explorer.workers.runtime_env.env_vars == {"PORT": "8000"}
+    assert config.explorer.workers.resources == {"gpu": 2.0}
     assert config.buffer.explorer_input.taskset is not None
     assert config.buffer.explorer_input.taskset.workflow_args == {"port": 80, "day": "2026-01-02"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rft_platform.config import memory_plan
-from rft_platform.config.card_models import TrainerModel, card_models
 from rft_platform.config.dry_run import render_plan, run_plan
+from rft_platform.config.gpu_models import TrainerModel, gpu_models
 from rft_platform.config.memory_plan import (
     GIB,
     MemoryChoice,
@@ -64,9 +64,9 @@ def settings(folder: Path, **sections: Any) -> RunSettings:
 
 def trained_first(run: RunSettings, gpus: int = 1) -> tuple[TrainerModel, ...]:
     """The models that the trainer holds for the first policy."""
-    cards = card_models(run, gpus)
-    assert cards is not None
-    return cards.trainings[0]
+    on_gpus = gpu_models(run, gpus)
+    assert on_gpus is not None
+    return on_gpus.trainings[0]
 
 
 def planned(run: RunSettings) -> TrainerMemory:
@@ -163,9 +163,9 @@ def test_the_dry_run_shows_the_memory_where_there_is_a_gpu(model: Path) -> None:
 def test_an_engine_needs_the_bytes_of_its_data_type(
     model: Path, engine: dict[str, str], dtype: str, of_weights: int, of_a_token: int
 ) -> None:
-    cards = card_models(settings(model, engine=engine, explorer={"rollout_model": {"dtype": dtype}}), 1)
-    assert cards is not None
-    assert (cards.engines[0].weights, cards.engines[0].cache_bytes) == (of_weights, of_a_token)
+    on_gpus = gpu_models(settings(model, engine=engine, explorer={"rollout_model": {"dtype": dtype}}), 1)
+    assert on_gpus is not None
+    assert (on_gpus.engines[0].weights, on_gpus.engines[0].cache_bytes) == (of_weights, of_a_token)
 
 
 def test_the_reasons_are_those_of_this_run(model: Path) -> None:

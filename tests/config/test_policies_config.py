@@ -60,7 +60,7 @@ def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
          "algorithm_type on_policy_distill cannot be combined with policies"),
         ({"data_processor__experience_pipeline__operators":
           [{"name": "dynamic_sampling", "args": {"max_batches": 3}}]},
-         "dynamic sampling cannot be combined with policies"),
+         "algorithm.filters.max_batches (dynamic sampling) cannot be combined with policies: set it to 1"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused(make_players: MakeConfig, settings: dict[str, Any], expected: str) -> None:

@@ -53,6 +53,7 @@ def test_batches_are_tasks_and_experiences() -> None:
         ({"num_iterations": 2}, "algorithm.epochs", 2),
         ({"top_k": 0}, "model.top_k", -1),
         ({"use_vllm": True}, "engine.kind", "vllm"),
+        ({"vllm_enable_sleep_mode": False}, "explorer.rollout_model.enable_sleep_mode", False),
         ({}, "model.max_response_tokens", 256),
         ({}, "buffer.total_epochs", 3),
         ({"max_steps": None, "generation_batch_size": None}, "buffer.total_epochs", 3),

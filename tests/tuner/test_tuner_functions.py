@@ -117,10 +117,18 @@ def test_the_subset_of_the_evaluation_is_that_of_the_same_dataset_or_its_own(
     monkeypatch.setattr("rft_platform.tuner.tune", lambda **arguments: given.update(arguments))
     done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", *options])
     assert done.exit_code == 0, done.output
-    assert given["eval_dataset"].name == subset
+    assert (given["eval_dataset"].name, given["eval_dataset"].split) == (subset, "test")
 
 
-def test_a_subset_without_its_dataset_is_refused() -> None:
-    done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", "--dataset", "data", "--eval-subset", "hard"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dataset", "data", "--eval-subset", "hard"], "--eval-subset needs --eval-dataset"),
+        (["--dataset", "data", "--eval-split", "train"], "--eval-split needs --eval-dataset"),
+        (["--split", "train[:10]"], "--split needs --dataset"),
+    ],
+)
+def test_a_setting_of_a_dataset_without_the_dataset_is_refused(options: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["tune", f"{__file__}:workflow", *options])
     assert done.exit_code == 2
-    assert "--eval-subset needs --eval-dataset: give both" in done.stderr
+    assert f"{said}: give both" in done.stderr

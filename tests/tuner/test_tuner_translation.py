@@ -96,6 +96,13 @@ def test_names_and_monitor_take_effect(tmp_path: Path) -> None:
         translate(experiment_name="a/b")
 
 
+def test_an_object_store_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("checkpoint_root_dir: s3://bucket/checkpoints")
+    with pytest.raises(UserError, match=r"checkpoint_root_dir s3://bucket/checkpoints: .* give its path"):
+        translate(config_path=str(file))
+
+
 def test_without_a_judge_the_workflow_rewards_itself() -> None:
     config, _ = translate(TunedFunctions("my.agent:solve", None), eval_dataset=TRAIN)
     inputs = config.buffer.explorer_input

@@ -1,6 +1,6 @@
 """``rft config explain | show | convert | schema``: the meaning of a key, resolved settings, files of other systems."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +8,8 @@ import typer
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+
+    from rft_platform.config.foreign.treatments import Treatment
 
 config = typer.Typer(no_args_is_help=True, help="Explain keys of rft.yaml, show resolved settings, convert files.")
 
@@ -18,7 +20,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or a section, such as
     import re
 
     from rft_platform.common.errors import UserError
-    from rft_platform.config.foreign.keys import KEYS
+    from rft_platform.config.foreign.keys import CONVERTED, KEYS
     from rft_platform.config.load import nearest_key
     from rft_platform.config.reference import keys
     from rft_platform.run.console import output
@@ -27,11 +29,13 @@ def explain(key: Annotated[str, typer.Argument(help="A key or a section, such as
     plain = {name.replace("[]", ""): name for name in known}
     name = wanted if wanted in known else plain.get(wanted.replace("[]", ""))
     if name is None:
-        treated = dict(KEYS).get(wanted)
-        if treated is not None:
-            output().print(f"{key} (a key of Trinity-RFT)", style="bold", markup=False)
-            output().print(_treatment(treated), markup=False, soft_wrap=True)
-            return
+        foreign = {**CONVERTED, **{name: _treatment(name, treatment) for name, treatment in KEYS}}
+        sections = [section for section in CONVERTED if wanted.startswith(f"{section}.")]
+        for name in (wanted, *sections):
+            if name in foreign:
+                output().print(f"{name} (a key of Trinity-RFT)", style="bold", markup=False)
+                output().print(foreign[name], markup=False, soft_wrap=True)
+                return
         nearest = nearest_key(tuple(key.split(".")))
         raise UserError(f"unknown key {key}" + (f"; did you mean {nearest}?" if nearest else ""))
     _print_key(name, known)
@@ -48,11 +52,12 @@ def show(
     """Show the settings in force: the keys that differ from the default, and what follows from them."""
     from dataclasses import asdict
 
+    from rft_platform.config.allowed_changes import flat
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
     from rft_platform.online.project import open_project
-    from rft_platform.run.console import output, print_json
+    from rft_platform.run.console import output, print_json, table
     from rft_platform.run.start import use_home
 
     home = Home.from_environment()
@@ -64,15 +69,11 @@ def show(
         print_json({"settings": loaded.model_dump(mode="json"), "derived": derived})
         return
     given = loaded.model_dump(mode="json", exclude_defaults=not everything)
-    table = _table("key", "value")
-    for name, value in _leaves(given):
-        table.add_row(name, _text(value))
-    output().print(table)
-    table = _table("derived", "value")
-    for section, values in derived.items():
-        for name, value in _leaves(values, f"{section}."):
-            table.add_row(name, _text(value))
-    output().print(table)
+    for heading, settings in (("key", given), ("derived", derived)):
+        shown = table(heading, "value", left=[heading, "value"], overflow="fold")
+        for name, value in flat(settings).items():
+            shown.add_row(name, _text(value))
+        output().print(shown)
 
 
 @config.command()
@@ -84,7 +85,7 @@ def convert(
     import yaml
 
     from rft_platform.common.errors import UserError
-    from rft_platform.config.foreign.convert import convert as convert_trinity
+    from rft_platform.config.foreign.defaults import convert_with_defaults
     from rft_platform.config.foreign.trl import convert_trl, is_trl
     from rft_platform.config.load import build_config, read_yaml
     from rft_platform.config.reference import write_with_schema
@@ -96,7 +97,7 @@ def convert(
     data = read_yaml(file)
     if not (is_trl(data) or data.keys() & {*RftConfig.model_fields, "stages"}):
         raise UserError(f"{file}: no configuration of Trinity-RFT or of TRL's GRPO trainer (GRPOConfig)")
-    settings, notices = (convert_trl if is_trl(data) else convert_trinity)(data, str(file))
+    settings, notices = (convert_trl if is_trl(data) else convert_with_defaults)(data, str(file))
     text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if to is None:
         typer.echo(text, nl=False)
@@ -129,7 +130,7 @@ def schema(
 
 def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
     from rft_platform.config.reference import default_of, one_line, sections_of, type_of
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, table
 
     field, console = known[name], output()
     sections = list(sections_of(field.annotation))
@@ -140,43 +141,27 @@ def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:
         console.print(f"  type:    {_plain(type_of(field))}", markup=False, soft_wrap=True)
         console.print(f"  default: {_plain(default_of(field))}", markup=False, soft_wrap=True)
         return
-    table = _table("key", "type", "default")
+    columns = ("key", "type", "default")
+    shown = table(*columns, left=columns, overflow="fold")
     for inner, its_field in known.items():
         parent, _, last = inner.rpartition(".")
         if parent in (name, f"{name}[]"):
             nested = any(sections_of(its_field.annotation))
-            table.add_row(
+            shown.add_row(
                 last,
                 "section" if nested else _plain(type_of(its_field)),
                 "" if nested else _plain(default_of(its_field)),
             )
-    console.print(table)
+    console.print(shown)
 
 
-def _treatment(treatment: Any) -> str:
+def _treatment(key: str, treatment: "Treatment") -> str:
     from rft_platform.config.foreign.treatments import Moved, Noted
 
     if isinstance(treatment, Moved):
-        return f"is read as {treatment.to.removeprefix('.')}"
+        section = key.rpartition(".")[0] if treatment.to.startswith(".") else ""
+        return f"is read as {section}{treatment.to}"
     return f"{'has no effect' if isinstance(treatment, Noted) else 'is refused'}: {treatment.reason}"
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _text(value: Any) -> str:

@@ -58,10 +58,10 @@ def debug_workflow(
 
     if not workflow and config is None:
         raise UserError("name a workflow (`rft debug workflow my_agent.py:workflow`), or a file that has one: --config")
+    of_judge = arguments(judge_args, "--judge-args")
     wanted = Wanted(
-        config, taskset, workflow, arguments(args), judge, arguments(judge_args), tasks, task, model, temperature,
-        max_tokens,
-    )  # fmt: skip
+        config, taskset, workflow, arguments(args), judge, of_judge, tasks, task, model, temperature, max_tokens
+    )
     try:
         found = run_one_task(wanted, seed=seed)
     except UserCodeError as error:
@@ -87,7 +87,7 @@ def debug_judge(
     from rft_platform.cli.commands.judge import arguments
     from rft_platform.run.debug import Wanted, judge_one_response
 
-    wanted = Wanted(config, taskset, "", None, judge, arguments(judge_args), tasks, task)
+    wanted = Wanted(config, taskset, "", None, judge, arguments(judge_args, "--judge-args"), tasks, task)
     _show(judge_one_response(wanted, response), tokens=False, as_json=as_json)
 
 

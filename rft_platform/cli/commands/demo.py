@@ -218,8 +218,8 @@ def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
     import sys
 
     from rft_platform.common.errors import UserError
-    from rft_platform.inference.launch.launcher import PYTHON_VARIABLE
-    from rft_platform.inference.vllm_engine.versions import installed_in, required_in
+    from rft_platform.config.engine_choice import PYTHON_VARIABLE, installed_in
+    from rft_platform.inference.vllm_engine.versions import required_in
 
     if kind is None:
         return config

@@ -140,38 +140,33 @@ def check_engine_is_free(project: "Project") -> None:
         running = sorted(launches(instance).running)
     if running:
         kind, number = running[0]
-        raise UserError(f"a run uses the engine ({kind} of round {number}): wait until it ends, then evaluate")
+        raise UserError(f"a run uses the engine ({kind} of round {number}): wait until it ends, then try again")
 
 
 def results_table(project: "Project", results: "list[EvaluationResult]") -> "Table":
     """A table with one row per held-out taskset."""
-    from rich import box
-    from rich.table import Table
+    from rft_platform.run.console import table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("taskset", "tasks", "sampled", "95 %", "greedy", "95 %", "failed", "seconds"):
-        table.add_column(name, justify="left" if name == "taskset" else "right", no_wrap=True)
+    columns = ("taskset", "tasks", "sampled", "95 %", "greedy", "95 %", "failed", "seconds")
+    found = table(*columns, left=["taskset"], no_wrap=True)
     for (_, dataset), result in zip(project.eval_tasks, results, strict=True):
         rates = []
         for rate in (result.sampled, result.greedy):
             rates += ["–", ""] if rate is None else [f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}"]
         name = dataset.tasks[0].taskset
-        table.add_row(name, f"{result.tasks:,}", *rates, f"{result.failed_runs:,}", f"{result.seconds:.1f}")
-    return table
+        found.add_row(name, f"{result.tasks:,}", *rates, f"{result.failed_runs:,}", f"{result.seconds:.1f}")
+    return found
 
 
 def comparisons_table(differences: "list[Comparison]") -> "Table":
     """A table with one row per metric and policy: the difference with its 95 % interval, paired over tasks."""
-    from rich import box
-    from rich.table import Table
-
     from rft_platform.evaluation.comparison import distinct
     from rft_platform.evaluation.report import comparison_cell
+    from rft_platform.run.console import table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("difference from", "metric", "95 %, paired over tasks", ""):
-        table.add_column(name, no_wrap=True)
+    columns = ("difference from", "metric", "95 %, paired over tasks", "")
+    found = table(*columns, left=columns, no_wrap=True)
     for each in distinct(differences):
         against = f"{each.against} (v{each.policy_version})"
-        table.add_row(against, each.metric, comparison_cell(each), each.verdict)
-    return table
+        found.add_row(against, each.metric, comparison_cell(each), each.verdict)
+    return found

@@ -123,8 +123,8 @@ def chosen_rounds(text: str, newest: int) -> list[int]:
     return sorted(numbers)
 
 
-def arguments(text: str) -> dict[str, Any]:
-    """The mapping in a JSON text. Raises UserError for anything else."""
+def arguments(text: str, option: str = "--args") -> dict[str, Any]:
+    """The mapping in the JSON text of an option. Raises UserError for anything else."""
     import json
 
     from rft_platform.common.errors import UserError
@@ -132,9 +132,9 @@ def arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text) if text else {}
     except ValueError as error:
-        raise UserError(f"--args {text!r}: expected JSON, as in '{{\"tolerance\": 0.1}}' ({error})") from error
+        raise UserError(f"{option} {text!r}: expected JSON, as in '{{\"tolerance\": 0.1}}' ({error})") from error
     if not isinstance(value, dict):
-        raise UserError(f"--args {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
+        raise UserError(f"{option} {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
     return value
 
 
@@ -176,26 +176,22 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
 
 def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequence[JudgementFigures | None]") -> "Table":
     """A table with two rows per round: the judgement that was in force before, and the one that is in force now."""
-    from rich import box
-    from rich.table import Table
-
     from rft_platform.experience.file_names import round_key
+    from rft_platform.run.console import table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("round", "", "judge", "version"):
-        table.add_column(name, no_wrap=True)
-    for name in ("mean reward", "passed", "runs judged", "failed", "rows dropped"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("round", "", "judge", "version")
+    figures = ("mean reward", "passed", "runs judged", "failed", "rows dropped")
+    judgements = table(*names, *figures, left=names, no_wrap=True)
     for old, new in zip(before, now, strict=True):
         for label, each in (("before", old), ("now", new)):
             if each is not None:
                 reward = "–" if each.mean_reward is None else _cell(each.mean_reward)
                 passed = "–" if each.pass_rate is None else f"{each.pass_rate:.1%}"
                 counts = (f"{count:,}" for count in (each.runs, each.failed, each.dropped_rows))
-                table.add_row(
+                judgements.add_row(
                     round_key(each.round), label, _short(each.judge), each.judge_version, reward, passed, *counts
                 )
-    return table
+    return judgements
 
 
 def _short(judge: str) -> str:

@@ -114,7 +114,7 @@ def compare(one: Version, other: Version, as_json: Json = False) -> None:
 
 @models.command()
 def promote(
-    version: OptionalVersion = None,
+    version: Annotated[int | None, typer.Argument(help="Policy version, unless --newest is given.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Always serve the newest released version.")] = False,
     reason: Reason = "promoted by hand",
 ) -> None:

@@ -80,7 +80,7 @@ def tune(
     eval_subset: Annotated[
         str | None, _setting("Subset of --eval-dataset. Default: --subset if both options name the same dataset.")
     ] = None,
-    eval_split: Annotated[str, typer.Option(help="Split of --eval-dataset.")] = "test",
+    eval_split: Annotated[str | None, _setting("Split of --eval-dataset. Default: test.")] = None,
     model: _Model = None,
     max_model_len: Annotated[int | None, _setting("Maximum tokens of prompt and answer together.", _MODEL)] = None,
     max_tokens: Annotated[int | None, _setting("Maximum tokens of an answer.", _MODEL)] = None,
@@ -132,7 +132,8 @@ def _tune(options: dict[str, Any]) -> None:
     }
     same = options["eval_dataset"] == options["dataset"] and options["eval_subset"] is None
     subset = options["subset"] if same else options["eval_subset"]
-    held_out = {"path": options["eval_dataset"], "name": subset, "split": options["eval_split"]}
+    split = options["eval_split"] or (options["eval_dataset"] and "test")
+    held_out = {"path": options["eval_dataset"], "name": subset, "split": split}
     result = tune_in_python(
         workflow_func=_function(options["workflow"], "workflow"),
         judge_func=None if judge is None else _function(judge, "judge"),
@@ -205,9 +206,8 @@ def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], nee
 
     values = {name: options[name] for name in kind.model_fields if options.get(name) is not None}
     if needed is not None and needed not in values:
-        lone = [name for name in values if name != "split"]
-        if lone:
-            raise UserError(f"{_option(what, lone[0])} needs {what}: give both")
+        if values:
+            raise UserError(f"{_option(what, next(iter(values)))} needs {what}: give both")
         return None
     try:
         return kind(**values)

@@ -8,6 +8,7 @@ from rft_platform.common.files import atomic_path, write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.recipes.recipe import Recipe, recipes
 from rft_platform.recipes.report import RecipeReport, change, draw, markdown, report_of, shown
+from rft_platform.run.console import table
 from rft_platform.run.machine import machine_facts
 from rft_platform.run.next_steps import model_uri
 from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
@@ -86,15 +87,10 @@ def write_summary(summary: Summary, file: Path) -> None:
 
 def print_summary(summary: Summary, console: "Console") -> None:
     """Print the table, and the location of model, checkpoint and picture."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=summary.project, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name in ("held-out pass rate", "before", "after"):
-        table.add_column(name, justify="left" if name.startswith("held") else "right")
-    table.add_row("sampled", _percent(summary.held_out_pass_before), _percent(summary.held_out_pass_after))
-    table.add_row("greedy", _percent(summary.greedy_before), _percent(summary.greedy_after))
-    console.print(table)
+    rates = table("held-out pass rate", "before", "after", left=["held-out pass rate"], title=summary.project)
+    rates.add_row("sampled", _percent(summary.held_out_pass_before), _percent(summary.held_out_pass_after))
+    rates.add_row("greedy", _percent(summary.greedy_before), _percent(summary.greedy_after))
+    console.print(rates)
     model = summary.model_version or "not registered"
     facts = {
         "held-out problems": f"{summary.held_out_n:,}",
@@ -163,21 +159,16 @@ def _costs(project: "Project", recipe: Recipe) -> list[DriveCost]:
 
 def print_report(report: RecipeReport, recipe: Recipe, project: "Project", console: "Console") -> None:
     """Print the figures before and after training, beside the published ones, and where to read more."""
-    from rich import box
-    from rich.table import Table
-
     title = f"{report.recipe}, seed {report.seed}: {report.held_out_tasks} held-out tasks"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("")
-    for name in (*report.ends, "change", *(("published", "change") if report.published_by else ())):
-        table.add_column(name, justify="right")
+    columns = (*report.ends, "change", *(("published", "change") if report.published_by else ()))
+    figures = table("", *columns, left=[""], title=title)
     for curve in report.curves:
         share, ends = curve.figure.is_share, [end.mean for end in curve.ends]
         cells = [*(shown(end, share) for end in ends), change(ends[0], ends[-1], share)]
         if (published := curve.figure.published) is not None:
             cells += [" -> ".join(shown(end, share) for end in published), change(published[0], published[-1], share)]
-        table.add_row(curve.figure.label, *cells)
-    console.print(table)
+        figures.add_row(curve.figure.label, *cells)
+    console.print(figures)
     costs = _costs(project, recipe)
     wall_s, cpu_s = sum(cost.wall_s for cost in costs), sum(cost.cpu_s for cost in costs)
     facts = {

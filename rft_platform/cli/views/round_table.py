@@ -9,16 +9,13 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, read, required
 from rft_platform.rounds.releases.training_start import refusal_hint
-from rft_platform.run.console import notes, output, print_json
+from rft_platform.run.console import notes, output, print_json, table
 from rft_platform.run.round_lines import RoundLine, champion_notes, round_lines
 from rft_platform.servers.next_launches import what_is_next
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from rft_platform.rounds.project.project import Project
-
 
 _MISSING = "–"
 _TABLE_WIDTH = 135  # a narrower terminal wraps the lines, and no column is hidden
@@ -28,7 +25,7 @@ _SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
 LAST = 100  # rounds shown in the table
 
 
-def print_rounds(project: "Project", console: "Console", last: int = LAST) -> None:
+def print_rounds(project: Project, console: "Console", last: int = LAST) -> None:
     """Print the table of the ``last`` rounds (0: all), and the plan's next step."""
     from rft_platform.online.releases.versions import pinned_version  # has the database of the service
 
@@ -56,29 +53,18 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
 
 def rounds_table(lines: Sequence[RoundLine]) -> "Table":
     """One row per round; seconds are given as rollout / judge / train / evaluation / other."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("round", "reward", "sampled", "greedy", "mismatch", "entropy", "rows", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("s: roll/judge/train/eval/other", justify="right", no_wrap=True)
-    for name in ("policy", "model"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    figures = ("reward", "sampled", "greedy", "mismatch", "entropy", "rows", "tok/s", "s: roll/judge/train/eval/other")
+    rounds = table("round", *figures, "policy", "model", "", left=[""], no_wrap=True)
     for line in lines:
-        table.add_row(*_cells(line))
-    return table
+        rounds.add_row(*_cells(line))
+    return rounds
 
 
 def _name(line: RoundLine) -> str:
-    from rft_platform.experience.file_names import round_key
-
     return round_key(line.round) if line.round else "start"
 
 
 def _cells(line: RoundLine) -> list[str]:
-
     return [
         _name(line),
         _number(line.reward, ".3f") + ("*" if line.judged_anew else ""),
@@ -96,8 +82,6 @@ def _cells(line: RoundLine) -> list[str]:
 
 
 def _remark(line: RoundLine) -> str:
-    from rft_platform.experience.file_names import round_key
-
     if line.champion:
         return "champion"
     return f"trained in {round_key(line.trained_in)}" if line.trained_in else ""
@@ -120,23 +104,18 @@ def _number(value: float | None, form: str) -> str:
     return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # keeps the column width
 
 
-def print_bench(project: "Project", as_json: bool = False) -> None:
+def print_bench(project: Project, as_json: bool = False) -> None:
     """Print the table of all policies, write it to the project's folder, and print the path."""
-    from rich import box
-    from rich.table import Table
-
     from rft_platform.rounds.reporting.bench import HEADER, bench_lines, bench_rows, write_bench
 
     lines, page = bench_lines(project), write_bench(project)
     if as_json:
         print_json({"policies": [line.to_json() for line in lines], "page": str(page)})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in HEADER[:2] else "right")
+    policies = table(*HEADER, left=HEADER[:2])
     for row in bench_rows(lines):
-        table.add_row(*row)
-    output().print(table)
+        policies.add_row(*row)
+    output().print(policies)
     notes().print(f"as a page: {page}", markup=False, soft_wrap=True)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.redaction import visible
+from rft_platform.run.console import table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,21 +113,17 @@ def _print_tokens(row: "RolloutRow", pieces: list[str], console: "Console") -> N
 
 
 def _rows_table(found: "DebugRun") -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="rows", title_justify="left")
-    for name in ("step", "prompt tokens", "response tokens", "trained on", "mean log-prob", "finish", "seconds"):
-        table.add_column(name, justify="left" if name == "finish" else "right", no_wrap=True)
+    columns = ("step", "prompt tokens", "response tokens", "trained on", "mean log-prob", "finish", "seconds")
+    rows = table(*columns, left=["finish"], title="rows", no_wrap=True)
     for row in found.rows:
         call = row.call
         mean = sum(call.rollout_logprobs) / max(len(call.rollout_logprobs), 1)
         finish = f"{call.finish_reason}{', truncated' if row.truncated else ''}"
-        table.add_row(
+        rows.add_row(
             str(row.step), f"{len(call.prompt_ids):,}", f"{len(call.response_ids):,}", f"{sum(row.loss_mask):,}",
             f"{mean:.3f}", finish, f"{call.duration_s:.2f}",
         )  # fmt: skip
-    return table
+    return rows
 
 
 def _print_reward(found: "DebugRun", console: "Console") -> None:

@@ -7,8 +7,6 @@ from rft_platform.config.findings import Finding, error
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.rft_config import RftConfig
 
-EXPLORING = ("both", "explore", "colocate")  #: modes that explore
-
 
 def batch_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset, plan = run.config, run.algorithm, run.batches
@@ -16,7 +14,7 @@ def batch_problems(run: RunSettings) -> Iterator[Finding]:
         yield from _whole_round_problems(config, preset)
     if config.mode == "train" and config.buffer.train_batch_size is None:
         yield error("buffer.train_batch_size is not set: mode train explores nothing, so it has no default; set it")
-    if config.mode not in EXPLORING:
+    if not config.explores:
         return
     if plan.repeat_times < preset.min_group:
         yield error(

@@ -63,7 +63,7 @@ def local_problems(run: RunSettings, machine: Machine) -> Iterator[Finding]:
     yield from _worker_problems(config)
     if config.mode != "train":
         yield from _engine_problems(config, cpus, gpus)
-    if config.mode in ("both", "train", "colocate"):
+    if config.trains:
         yield from _trainer_problems(config, machine)
         yield from _saving_problems(run)
         yield from _placement_problems(config, gpus)
@@ -206,29 +206,24 @@ def _data_problems(config: RftConfig) -> Iterator[Finding]:
             yield error(f"{key} {path}: no such file or folder; give a file, a folder of splits or a dataset's name")
 
 
-def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[Finding]:
+def _engine_problems(config: RftConfig, cpus: int, gpus: int) -> Iterator[Finding]:
     serving, cluster = config.explorer.rollout_model, config.cluster
-    if (
-        gpu_count
-        and cluster.kind == "local"
-        and cluster.node_num == 1
-        and (wanted := cluster.gpu_per_node or 0) > gpu_count
-    ):
-        yield error(f"cluster.gpu_per_node {wanted}: this machine has {gpu_count} GPUs; set it to {gpu_count}")
+    if gpus and cluster.kind == "local" and cluster.node_num == 1 and (wanted := cluster.gpu_per_node or 0) > gpus:
+        yield error(f"cluster.gpu_per_node {wanted}: this machine has {gpus} GPUs; set it to {gpus}")
     if config.engine.urls:
         yield from _external_problems(config)
         return
-    if gpu_count == 0 and serving.engine_num > cpu_count and not cluster.gpu_per_node:
+    if gpus == 0 and serving.engine_num > cpus and not cluster.gpu_per_node:
         yield error(
-            f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
-            f"to {cpu_count} or less"
+            f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpus} processors; set it "
+            f"to {cpus} or less"
         )
     if (each := config.explorer.engines_per_gpu) > 1:
         yield from _sharing_problems(serving, each)
     # Without a GPU the replicas share the processor, and ``cluster`` describes another machine.
-    declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
+    declared = cluster.node_num * (gpus if cluster.gpu_per_node is None else cluster.gpu_per_node)
     if cluster.kind == "ray":
-        declared = gpu_count
+        declared = gpus
     available = max(declared, 1)
     needed = config.explorer.policy_gpus if declared else serving.tensor_parallel_size
     auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
@@ -272,16 +267,16 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[F
         )
 
 
-def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[Finding]:
+def _placement_problems(config: RftConfig, gpus: int) -> Iterator[Finding]:
     """One line if the trainer needs GPUs of the engines and the configuration does not permit shared GPUs."""
     if config.cluster.kind == "ray":  # ``run/cluster_checks.py`` looks at each node
         return
-    placement, ranks = place(config, gpu_count), config.trainer.nproc
-    enough = placement.engines <= gpu_count and ranks <= gpu_count  # if false, other checks report the problem
-    if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:
+    placement, ranks = place(config, gpus), config.trainer.nproc
+    enough = placement.engines <= gpus and ranks <= gpus  # if false, other checks report the problem
+    if placement.shared and config.mode != "colocate" and gpus > 1 and enough:
         yield error(
             f"trainer.nproc {ranks}: the engines use {placement.engines} GPUs, the trainer {ranks}, and this machine "
-            f"has {gpu_count}: lower trainer.nproc or explorer.rollout_model.engine_num, or share GPUs by mode: "
+            f"has {gpus}: lower trainer.nproc or explorer.rollout_model.engine_num, or share GPUs by mode: "
             "colocate"
         )
 

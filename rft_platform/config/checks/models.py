@@ -118,5 +118,9 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
         (kind, preset.critic, "use an algorithm without a critic"),
         (kind, preset.teacher, "use an algorithm without a teacher"),
         (kind, preset.experts, "use an algorithm without demonstrations"),
-        ("dynamic sampling", run.batches.max_batches > 1, "set it to false"),
+        (
+            "algorithm.filters.max_batches (dynamic sampling)",
+            run.batches.max_batches > 1,
+            "set it to 1; of an operator dynamic_sampling, set max_batches to 1",
+        ),
     ]

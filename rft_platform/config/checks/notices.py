@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, warning
+from rft_platform.config.gpu_placement import engine_kind
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.config.schema.rft_config import RftConfig
@@ -54,11 +55,7 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
 
 def _unused_ends(run: RunSettings) -> Iterator[Finding]:
     """One line for each end of a decay of the learning rate that is set although the rate is constant."""
-    algorithm = run.config.algorithm
-    optimizers = {"algorithm.optimizer": algorithm.optimizer}
-    if run.algorithm.critic:
-        optimizers["algorithm.critic"] = algorithm.critic
-    for key, optimizer in optimizers.items():
+    for key, optimizer in run.optimizers.items():
         if optimizer.total_steps is not None and optimizer.lr_scheduler_type == "constant":
             yield warning(
                 f"{key}.total_steps has no effect while lr_scheduler_type is constant: it is the step at which the "
@@ -69,7 +66,7 @@ def _unused_ends(run: RunSettings) -> Iterator[Finding]:
 def without_effect_here(run: RunSettings, machine: Machine) -> Iterator[Finding]:
     """One line for each setting that has no effect on this machine."""
     config, serving = run.config, run.config.explorer.rollout_model
-    if config.engine.kind == "transformers" or (config.engine.kind == "auto" and machine.gpus == 0):
+    if engine_kind(config, machine.gpus) == "transformers":
         for key in _VLLM_ONLY:
             if _value(serving, key) != _value(_DEFAULT.explorer.rollout_model, key):
                 yield warning(f"explorer.rollout_model.{key} has no effect with the transformers engine")
@@ -132,7 +129,7 @@ _DEFAULT = RftConfig()
 def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding]:
     """One line for each setting of the run's length or of a batch that is valid but perhaps not intended."""
     config, batches, end = run.config, run.batches, run.config.trainer.total_steps
-    length = run.length(task_count) if config.mode in ("both", "explore", "colocate") else None
+    length = run.length(task_count) if config.explores else None
     if length is None:
         return
     if end is not None and end != length.steps:
@@ -140,12 +137,10 @@ def unusual_length(run: RunSettings, task_count: int | None) -> Iterator[Finding
             f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
             f"of {length.rounds} rounds"
         )
-    warm_ups = {"algorithm.optimizer": (config.algorithm.optimizer.lr_warmup_steps, run.critic_only_steps)}
-    if run.algorithm.critic:
-        warm_ups["algorithm.critic"] = (config.algorithm.critic.lr_warmup_steps, 0)
-    for key, (steps, start) in warm_ups.items():
+    for key, optimizer in run.optimizers.items():
+        start = run.critic_only_steps if optimizer is config.algorithm.optimizer else 0
         scheduled, which = length.steps - start, " that train the policy" if start else ""
-        if steps >= scheduled:
+        if (steps := optimizer.lr_warmup_steps) >= scheduled:
             yield warning(
                 f"{key}.lr_warmup_steps {steps} is not less than the {max(scheduled, 0):,} steps of the run{which}: "
                 "the learning rate rises until the end"

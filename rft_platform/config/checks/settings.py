@@ -1,4 +1,4 @@
-"""Check the settings of a run for each other, on any machine: names, sizes, tasks, batches, schedules, secrets."""
+"""Check the settings of a run against each other; needs no knowledge of the machine."""
 
 import difflib
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rft_platform.common.redaction import holds_secret, redact
 from rft_platform.config.allowed_changes import flat_settings
 from rft_platform.config.checks.algorithm import algorithm_problems, data_problems, loss_problems, offline_problems
-from rft_platform.config.checks.batches import EXPLORING, batch_problems, in_flight_problems
+from rft_platform.config.checks.batches import batch_problems, in_flight_problems
 from rft_platform.config.checks.machine import Machine, local_problems
 from rft_platform.config.checks.models import auxiliary_problems, policies_problems
 from rft_platform.config.checks.notices import without_effect, without_effect_here
@@ -22,7 +22,7 @@ _WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react", "tool_call")
 
 def _input_problems(run: RunSettings) -> Iterator[Finding]:
     config, preset, inputs = run.config, run.algorithm, run.config.buffer.explorer_input
-    if config.mode in EXPLORING and not inputs.explored and not config.online:
+    if config.explores and not inputs.explored and not config.online:
         yield error(f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path")
     explored = config.mode == "train" and preset.trains_on == "rollouts" and run.offline is None
     if explored and not inputs.explored and not config.online:
@@ -173,18 +173,16 @@ def _without_names(field: str, names: Sequence[str]) -> str:
 
 
 def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
-    config, preset = run.config, run.algorithm
+    config = run.config
     if config.evaluation.schedule is not None and not _is_cron(config.evaluation.schedule):
         yield error(
             f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron (minute, hour, day, "
             "month, weekday), as in '0 3 * * *'"
         )
-    algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None
+    endless = config.online and config.buffer.total_steps is None
+    ends = (run.length() is not None and not endless) or config.trainer.total_steps is not None
     ends = ends or run.offline is not None  # the dataset determines the length of an offline training
-    optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
-        {"algorithm.critic": algorithm.critic} if preset.critic else {}
-    )
-    for key, optimizer in optimizers.items():
+    for key, optimizer in run.optimizers.items():
         needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
         if needs_end and not ends:
             yield error(
@@ -198,7 +196,7 @@ def _schedule_problems(run: RunSettings) -> Iterator[Finding]:
                 f"and the later ones change nothing: set {key}.total_steps to the number of steps that you expect"
             )
         decays = optimizer.lr_scheduler_type != "constant"
-        start = run.critic_only_steps if optimizer is algorithm.optimizer else 0
+        start = run.critic_only_steps if optimizer is config.algorithm.optimizer else 0
         if optimizer.total_steps is not None and start + optimizer.lr_warmup_steps + decays > optimizer.total_steps:
             after = f" (after the {start} steps of algorithm.critic.warmup_steps)" if start else ""
             yield error(
@@ -231,7 +229,7 @@ def _online_problems(run: RunSettings) -> Iterator[Finding]:
         )
 
 
-def _unbuilt_problems(run: RunSettings) -> Iterator[Finding]:
+def _adapter_problems(run: RunSettings) -> Iterator[Finding]:
     config = run.config
     if len(config.model.lora_configs) > 1:
         yield error(f"model.lora_configs has {len(config.model.lora_configs)} entries: a run trains one adapter")
@@ -257,9 +255,7 @@ def _size_problems(run: RunSettings) -> Iterator[Finding]:
             f"model.max_model_len {model.max_model_len:,}: expected at most {_MOST_TOKENS:,} tokens; leave it out for "
             "the model's own limit"
         )
-    rates = {"algorithm.optimizer.lr": config.algorithm.optimizer.lr}
-    if run.algorithm.critic:
-        rates["algorithm.critic.lr"] = config.algorithm.critic.lr
+    rates = {f"{key}.lr": optimizer.lr for key, optimizer in run.optimizers.items()}
     if config.warm_start is not None:
         rates["warm_start.optimizer.lr"] = config.warm_start.optimizer.lr
     for key, rate in rates.items():
@@ -356,7 +352,7 @@ CONFIGURATION: tuple[Check, ...] = (
     _schedule_problems,
     policies_problems,
     _online_problems,
-    _unbuilt_problems,
+    _adapter_problems,
     without_effect,
 )
 #: The checks that also need this machine.

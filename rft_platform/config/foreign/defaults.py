@@ -3,13 +3,21 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_platform.config.foreign.convert import INPUT, tasksets
+from rft_platform.config.foreign.convert import INPUT, convert, tasksets
 from rft_platform.config.foreign.treatments import Data, mapping_at, put, value_at
 
 _OF_TRAINING: Mapping[str, Any] = {"algorithm.algorithm_type": "ppo", "algorithm.optimizer.weight_decay": 0.01}
 _OF_WARM_START: Mapping[str, Any] = {"warm_start.optimizer.weight_decay": 0.01}
 _OF_TASKS: Mapping[str, Any] = {"buffer.batch_size": 1}
 _OF_FORMAT: Mapping[str, Any] = {"prompt_key": "prompt", "response_key": "response"}
+
+
+def convert_with_defaults(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
+    """``convert``; in a file of Trinity-RFT, what is left out gets the default of Trinity-RFT. Raises UserError."""
+    converted, notices = convert(data, source)
+    if converted != data:
+        notices += tuple(write_defaults(converted, staged=bool(data.get("stages"))))
+    return converted, notices
 
 
 def write_defaults(data: Data, *, staged: bool) -> Iterator[str]:

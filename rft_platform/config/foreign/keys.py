@@ -3,7 +3,7 @@
 A key is renamed (``Moved``), accepted without effect (``Noted``) or refused (``Refused``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rft_platform.config.foreign.treatments import Moved, Noted, Refused, Treatment
 
@@ -331,3 +331,25 @@ KEYS: tuple[Row, ...] = (
     *_below("explorer.auxiliary_models[]", _AUXILIARY),
     *_below("trainer", _TRAINER),
 )
+
+_TASKSET_NAMES = {
+    "default_workflow_type": "is read as workflow",
+    "workflow_type": "is read as workflow",
+    "default_reward_fn_type": "is read as judge",
+    "reward_fn_type": "is read as judge",
+    "repeat_times": "has no effect: algorithm.repeat_times is the number of runs per task",
+}
+#: Keys that are converted together with others and so are not in ``KEYS``, and what becomes of them.
+CONVERTED: Mapping[str, str] = {
+    "stages": "is read as warm_start, if the first stage is of sft, and as the sections of the project",
+    "model.tinker": "is read as model.lora_configs: an adapter is trained on this machine",
+    "trainer.trainer_config": "has no effect, but for settings of its critic, which are read as algorithm.critic",
+    "algorithm.optimizer.lr_warmup_steps_ratio": "is read as algorithm.optimizer.lr_warmup_steps",
+    "algorithm.sample_strategy_args": "has no effect, but for expert_data_ratio, which is read as algorithm.experts",
+    "buffer.trainer_input.auxiliary_buffers": "is read as algorithm.experts",
+    f"{_INPUT}.default_workflow_type": "is read as workflow of the tasksets that set none",
+    f"{_INPUT}.default_eval_workflow_type": "is read as workflow of the eval_tasksets that set none",
+    f"{_INPUT}.default_reward_fn_type": "is read as judge of the tasksets that set none",
+    **{f"{taskset}.{key}": text for taskset in _TASKSETS for key, text in _TASKSET_NAMES.items()},
+    f"{_INPUT}.eval_tasksets[].repeat_times": f"is read as {_INPUT}.eval_tasksets[].rollout_args.n",
+}

@@ -59,7 +59,7 @@ _KEYS: tuple[tuple[str, Treatment], ...] = (
     ("use_liger_kernel", Noted("the head is computed in chunks with fused kernels in any case")),
     ("use_liger_loss", Noted("the head is computed in chunks with fused kernels in any case")),
     ("vllm_mode", Noted("the engine is a separate process; on one GPU it shares the memory with the trainer")),
-    ("vllm_enable_sleep_mode", Noted("the engine keeps its share of the memory (gpu_memory_utilization)")),
+    ("vllm_enable_sleep_mode", Moved("explorer.rollout_model.enable_sleep_mode")),
     ("output_dir", Noted("a project's files are below RFT_HOME (checkpoint_root_dir: checkpoints elsewhere)")),
     ("dataset_name", Moved("buffer.explorer_input.taskset.path")),
     ("dataset_config", Moved("buffer.explorer_input.taskset.subset_name")),
@@ -182,8 +182,8 @@ def _check_numbers(data: Data) -> None:
 def _with_defaults(data: Data) -> Data:
     """``data`` with those defaults of TRL that differ from ours."""
     defaults: Data = {
-        "num_generations": 8, "max_completion_length": 256, "temperature": 1.0, "num_train_epochs": 3,
-        "lr_scheduler_type": "linear", "gradient_checkpointing": True, "weight_decay": 0.0,
+        "num_generations": 8, "max_completion_length": 256, "num_train_epochs": 3, "lr_scheduler_type": "linear",
+        "gradient_checkpointing": True,
     }  # fmt: skip
     if (data.get("max_steps") or -1) > 0:
         del defaults["num_train_epochs"]

@@ -107,10 +107,10 @@ def _known(name: str) -> str:
 class Monitor(Section):
     """Where step metrics are written."""
 
-    monitor_type: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], BeforeValidator(_as_tuple)] = (
-        "mlflow",
-        "tensorboard",
-    )
+    monitor_type: Annotated[
+        tuple[Annotated[str, AfterValidator(_known)], ...],
+        BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...]),
+    ] = ("mlflow", "tensorboard")
     """One name or a list. MLflow always receives all metrics, because it holds the models; ``tensorboard`` adds event
     files, ``wandb`` Weights & Biases and ``swanlab`` SwanLab (extras of the same names). Installed packages add names
     by entry points of the group ``rft_platform.metric_sinks``."""

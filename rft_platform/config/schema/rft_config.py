@@ -240,7 +240,7 @@ class RftConfig(Section):
         return self._notices
 
     def with_notices(self, notices: tuple[str, ...]) -> "RftConfig":
-        """This configuration with lines about how its file was read."""
+        """Set the lines about how the file was read; returns this same object."""
         self._notices = notices
         return self
 
@@ -253,7 +253,7 @@ class RftConfig(Section):
         return self._folder
 
     def in_folder(self, folder: Path | None) -> "RftConfig":
-        """This configuration with the folder of its file."""
+        """Set the folder of the file; returns this same object."""
         self._folder = folder
         return self
 
@@ -286,8 +286,17 @@ class RftConfig(Section):
             "algorithm.teacher_model_path": self.algorithm.teacher_model_path,
             "model.critic_model_path": self.model.critic_model_path,
         }
-        trains = self.mode in ("both", "train", "colocate")
-        return {key: path for key, path in named.items() if path is not None and trains}
+        return {key: path for key, path in named.items() if path is not None and self.trains}
+
+    @property
+    def trains(self) -> bool:
+        """Whether the mode trains; in mode serve another process may."""
+        return self.mode in ("both", "train", "colocate")
+
+    @property
+    def explores(self) -> bool:
+        """Whether the mode explores."""
+        return self.mode in ("both", "explore", "colocate")
 
     @property
     def online(self) -> bool:

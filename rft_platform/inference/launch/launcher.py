@@ -1,7 +1,6 @@
 """The declaration of an engine as a service, and what is checked before it starts."""
 
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,24 +10,23 @@ from rft_platform.cluster.interface import Bundle, Cluster, Service, StartError
 from rft_platform.cluster.local.service_process import EXIT_USER_ERROR
 from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.files import digest_json, read_json
+from rft_platform.config.engine_choice import Kind, engine_python, resolve_kind
 from rft_platform.config.gpu_placement import POLICY_ENGINE, gpu_count
 from rft_platform.config.schema.explorer import AUTO_PARSER
 from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.weight_files import model_digest
 from rft_platform.inference.vllm_engine.server_settings import VllmOptions
-from rft_platform.inference.vllm_engine.versions import START_STAGES, installed_in, required_in
+from rft_platform.inference.vllm_engine.versions import START_STAGES, required_in
 from rft_platform.openai_api.templates import load_template
 
 PACKAGES = {
     "transformers": "rft_platform.inference.transformers_engine",
     "vllm": "rft_platform.inference.vllm_engine",
 }
-Kind = Literal["auto", "transformers", "vllm"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
 REASONING_PARSERS = ("deepseek_r1", "qwen3")  # of the transformers engine: reasoning between <think> and </think>
 _END_OF_REASONING = "</think>"
-PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
 START_TIMEOUT_S, STOP_TIMEOUT_S = 600.0, 15.0
 
 
@@ -120,18 +118,12 @@ def engine_service(
     )
 
 
-def engine_python(python: str | None) -> str:
-    """The interpreter for vLLM: ``RFT_VLLM_PYTHON``, else ``python``, else the current one."""
-    return str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
-
-
 def check_engine(spec: EngineSpec) -> Literal["transformers", "vllm"]:
     """The kind of engine that ``spec`` starts; UserError if it is not installed or lacks a parser of ``spec``."""
-    python = engine_python(spec.python)
-    chosen = resolve_kind(spec.kind, spec.device, python)
+    chosen = resolve_kind(spec.kind, spec.device, spec.python, gpu_count())
     if chosen == "vllm":
         spec.vllm.check()
-        required_in(python)
+        required_in(engine_python(spec.python))
     else:
         _check_parsers(spec.tool_call_parser, spec.reasoning_parser)
     return chosen
@@ -158,16 +150,6 @@ def _reasoning_parser(given: str | None, folder: Path) -> str | None:
     tokenizer = folder / "tokenizer.json"
     thinks = tokenizer.is_file() and _END_OF_REASONING in tokenizer.read_text(encoding="utf-8")
     return REASONING_PARSERS[0] if thinks else None
-
-
-def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:
-    """Resolve "auto": vLLM if there is a GPU and ``python`` has a GPU build of vLLM, else transformers."""
-    if kind != "auto":
-        return kind
-    if device == "cpu" or not gpu_count():
-        return "transformers"
-    found = installed_in(python)
-    return "transformers" if found is None or found.for_cpu else "vllm"
 
 
 def replica_name(replica: int, name: str = POLICY_ENGINE) -> str:

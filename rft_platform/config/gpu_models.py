@@ -51,14 +51,14 @@ class EngineModel:
 
 
 @dataclass(frozen=True, slots=True)
-class CardModels:
+class GpuModels:
     """What lies on the GPUs: the models of the engines, and those of the trainer while it trains one policy."""
 
     engines: tuple[EngineModel, ...]  # that of the first policy comes first
     trainings: tuple[tuple[TrainerModel, ...], ...]  # of each trained policy; the policy comes first
 
 
-def card_models(run: RunSettings, gpu_count: int) -> CardModels | None:
+def gpu_models(run: RunSettings, gpu_count: int) -> GpuModels | None:
     """The models of a run on a machine with ``gpu_count`` GPUs; None if the first policy's shape is unknown."""
     first = ModelShape.of(run.config.model.model_path)
     if first is None:
@@ -68,7 +68,7 @@ def card_models(run: RunSettings, gpu_count: int) -> CardModels | None:
     trainings = tuple(
         tuple(_trainer_models(run, policy, shapes[name])) for name, policy in policies.items() if policy.train
     )
-    return CardModels(tuple(_engine_models(run, shapes, gpu_count)), trainings)
+    return GpuModels(tuple(_engine_models(run, shapes, gpu_count)), trainings)
 
 
 def _shape(model: str | None, otherwise: ModelShape) -> ModelShape:
