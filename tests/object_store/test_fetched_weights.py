@@ -1,13 +1,15 @@
 """Weights on a machine that does not see the home: what is stored of them, what is fetched, and what is kept."""
 
 import errno
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rft_platform.common.errors import DamagedError, DiskFullError, StorageError, UserError
+from rft_platform.common.errors import DamagedError, DiskFullError, StorageError, TransientError, UserError
 from rft_platform.common.files import digest_file, write_sealed_json
+from rft_platform.object_store import remote_files
 from rft_platform.object_store.mirror import open_mirror
 from rft_platform.object_store.weights import fetch_weights, lacks_weights, served_weights, stored_weights
 
@@ -127,6 +129,40 @@ def test_a_full_disk_and_a_missing_object_are_named_at_once(
     with pytest.raises(DiskFullError):
         fetch_weights(there, given)
     assert len(reads) <= len(given["files"]), "a full disk is no reason to download again"
+
+
+def test_a_folder_that_cannot_be_written_is_no_fault_of_the_store(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, given = tmp_path / "there" / "global_step_1", stored(checkpoint(home, 1))
+
+    def denied(self: Path, data: bytes) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", denied)
+    with pytest.raises(UserError, match=f"{there}: this machine cannot write there"):
+        fetch_weights(there, given)
+
+
+def test_a_file_that_vanishes_during_its_upload_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_files, "_PART", 1)
+    remote, source = remote_files.RemoteFiles(f"file://{tmp_path}/store"), tmp_path / "model.safetensors"
+    source.write_bytes(b"weights")
+    monkeypatch.setattr(remote._files, "put_file", lambda *_: source.unlink() or source.read_bytes())
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        remote.upload({"files/1": source})
+
+
+def test_a_large_file_arrives_in_parts_and_is_compared_with_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_files, "_PART", 2)
+    remote, target = remote_files.RemoteFiles(f"file://{tmp_path}/store"), tmp_path / "model.safetensors"
+    remote.write("files/1", b"weights")
+    remote.download({target: remote_files.StoredFile("files/1", 7, hashlib.sha256(b"weights").hexdigest())})
+    assert target.read_bytes() == b"weights"
+    with pytest.raises(TransientError, match="files/1: its content does not have the digest"):
+        remote.download({target: remote_files.StoredFile("files/1", 7, "0")})
 
 
 def test_an_interrupted_fetch_leaves_no_folder(home: Path, tmp_path: Path) -> None:
