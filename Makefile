@@ -129,7 +129,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html; for the search: $(BIN)/python -m http.server --directory build/site"
 
-# Known vulnerabilities of everything locked. Exit status 1: found some; 3: could not ask the vulnerability database.
+# Known vulnerabilities of everything locked. scripts/audit.py documents its exit status; make replaces it by 2.
 audit: setup
 	$(BIN)/python -m scripts.audit
 
