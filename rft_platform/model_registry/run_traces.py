@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.cluster.this_process import importing
+from rft_platform.common.errors import RegistryError
 from rft_platform.common.sqlite_files import compact
 from rft_platform.model_registry.mlflow_client import back_up, opening
 from rft_platform.model_registry.tracking import TrainingRun
@@ -86,7 +87,7 @@ def log_traces(run: TrainingRun, tracking_uri: str, transcripts: Sequence[Judged
                 trace_id = _log(run, transcript) if trace is None else trace.info.trace_id
                 _assess(trace_id, transcript, _assessed(trace))
             return len(_known(run, transcripts[0].calls[0].round))
-        except MlflowException as error:
+        except (RegistryError, MlflowException) as error:
             LOG.warning("MLflow did not take the traces of a round (%s); monitor.traces: 0 logs none", error)
             return 0
 
