@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.cluster.this_process import importing
 from rft_platform.common.errors import RegistryError
 from rft_platform.common.sqlite_files import compact
-from rft_platform.model_registry.mlflow_client import back_up, opening
+from rft_platform.model_registry.mlflow_client import OPENING, back_up
 from rft_platform.model_registry.tracking import TrainingRun
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _ns(seconds: float) -> int:
 @contextmanager
 def _tracing_to(tracking_uri: str) -> Iterator[None]:
     """Send traces to the store at ``tracking_uri``: MLflow's tracing reads the process's setting, not the client's."""
-    with opening():
+    with OPENING:
         with warnings.catch_warnings(), importing():
             warnings.simplefilter("ignore")  # of MLflow's own modules
             import mlflow

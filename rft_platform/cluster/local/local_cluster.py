@@ -73,10 +73,6 @@ class LocalCluster(FileCluster):
         """The services that have a lease, by name; with ``patterns``, those with matching names."""
         return {name: Status(lease.address(name), lease.alive) for name, lease in self.leases(*patterns).items()}
 
-    def running(self, *patterns: str) -> list[Address]:
-        """The addresses of the running services; with ``patterns``, of those with matching names."""
-        return [status.address for status in self.services(*patterns).values() if status.runs]
-
     def processor_seconds(self) -> dict[tuple[str, int], float]:
         """Processor time that the services with a lease have used since their start, by name and generation."""
         return {(name, lease.generation): processor_seconds(lease) for name, lease in self.leases().items()}
