@@ -73,7 +73,7 @@ GYM := examples/reasoning_gym/.venv/bin/python
 agent-envs: setup
 	for agent in $(AGENTS); do PYTHON=$(PYTHON) examples/$$agent/setup.sh || exit 1; done
 	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/agentscope_tune/setup.sh
-	scripts/openai2.sh $(abspath $(VENV)) .venv-openai2
+	scripts/beside.sh $(abspath $(VENV)) .venv-openai2 examples/openai_loop/lock-openai2.txt --ignore-installed
 	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/reasoning_gym/setup.sh \
 	  || echo "reasoning-gym is not installed (it needs a C compiler): its tests are skipped"
 
@@ -85,19 +85,19 @@ test-agents: agent-envs
 
 # Metrics in Weights & Biases, offline; also in SwanLab, if it is installed in the environment .venv-trackers.
 test-trackers: setup
-	scripts/beside.sh $(abspath $(VENV)) .venv-trackers trackers
+	scripts/beside.sh $(abspath $(VENV)) .venv-trackers requirements/trackers.txt
 	.venv-trackers/bin/python -m pytest tests/model_registry/test_metric_sinks.py tests/rounds/test_run_log.py
 
 # Services and workers on a Ray cluster of three raylets, which the tests start and end, with at most 3 GB of memory; and
 # the launchers of runs on Ray and Kubernetes.
 test-ray: setup
-	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
+	scripts/beside.sh $(abspath $(VENV)) .venv-ray requirements/ray.txt
 	.venv-ray/bin/python -m pytest tests/cluster/test_cluster.py tests/ray_cluster tests/deploy/test_deploy_cluster.py $(TEST_ARGS)
 
 # A project whose home is copied to S3: an S3 server on loopback (moto), with and without faults, and with Ray.
 test-s3: setup
-	scripts/beside.sh $(abspath $(VENV)) .venv-ray ray
-	scripts/beside.sh $(abspath .venv-ray) .venv-s3 s3
+	scripts/beside.sh $(abspath $(VENV)) .venv-ray requirements/ray.txt
+	scripts/beside.sh $(abspath .venv-ray) .venv-s3 requirements/s3.txt
 	.venv-s3/bin/python -m pytest tests/object_store tests/s3 $(TEST_ARGS)
 
 ui: setup
@@ -129,7 +129,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html; for the search: $(BIN)/python -m http.server --directory build/site"
 
-# Known vulnerabilities of everything locked. Exit status 1: found some; 3: could not ask the vulnerability database.
+# Known vulnerabilities of everything locked. scripts/audit.py documents its exit status; make replaces it by 2.
 audit: setup
 	$(BIN)/python -m scripts.audit
 

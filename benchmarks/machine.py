@@ -1,25 +1,22 @@
 """What a benchmark ran on: kept beside its numbers."""
 
 import os
-import platform
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rft_platform.run.machine import machine_facts
+
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """Processor, accelerator, versions, and how busy the machine is now."""
+    """Processor, memory, accelerator, versions, and how busy the machine is now."""
     import torch
-    import transformers
 
     found = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpus": os.cpu_count(),
+        **machine_facts(),
         "processor": _processor(),
         "load_1_min": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
     }
     if device == "cuda":
@@ -33,6 +30,4 @@ def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
-    return (
-        f"{facts.get('model name', platform.machine())} (family {facts.get('cpu family')}, model {facts.get('model')})"
-    )
+    return f"{facts.get('model name')} (family {facts.get('cpu family')}, model {facts.get('model')})"

@@ -27,11 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
-from round_gpu import JUDGE, key_and_value, make_shape_model, run_rounds
+from round_gpu import JUDGE, Task, key_and_value, make_shape_model, project_config, run_rounds, write_config
 from shape_model import SHAPES
 
 from rft_platform.common.files import write_json
@@ -99,59 +97,28 @@ def write_project(work: Path, split: Split, sizes: Sizes, model: Path, given: ar
                 " ".join(f"{rng.randrange(100)}+{rng.randrange(100)}" for _ in range(rng.randint(*sizes.page)))
                 for _ in range(turns)
             ]
-            task = {
+            episode = {
                 "question": f"task {number}",
                 "pages": pages,
                 "tokens": rng.randint(*sizes.answer),
                 "answer": str(number),
             }
-            file.write(json.dumps(task) + "\n")
+            file.write(json.dumps(episode) + "\n")
     (work / "agent.py").write_text(AGENT)
     (work / "judge.py").write_text(JUDGE)
-    rollout_model = {"engine_num": split.engines, "tensor_parallel_size": split.tensor_parallel}
-    config: dict[str, Any] = {
-        "project": "bench",
-        "name": f"gpus-{split.gpus}",
-        "seed": 1,
-        "model": {
-            "model_path": str(model),
-            "max_model_len": sizes.context,
-            "max_response_tokens": sizes.answer[1],
-            "temperature": 1.0,
-            **({"lora_configs": [{"lora_rank": given.lora, "lora_alpha": given.lora}]} if given.lora else {}),
-        },
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": GROUP, "optimizer": {"lr": 1e-6}},
-        "buffer": {
-            "batch_size": given.tasks,
-            "train_batch_size": given.tasks * GROUP,
-            "total_steps": given.rounds,
-            "explorer_input": {
-                "taskset": {
-                    "path": "tasks.jsonl",
-                    "format": {"prompt_key": None, "response_key": "answer"},
-                    "workflow": "agent.py:solve",
-                    "judge": "judge.py:judge",
-                }
-            },
-        },
-        "explorer": {
-            "runner_per_model": -(-given.tasks * GROUP // split.engines),
-            "eval_on_startup": False,
-            "rollout_model": {} if given.small else {"dtype": "bfloat16", **rollout_model},
-        },
-        "engine": {"kind": "transformers" if given.small else "vllm"},
-        "trainer": {"nproc": 1 if given.small else split.ranks, "max_checkpoints_to_keep": 1, "save_interval": 1000},
-        "synchronizer": {"sync_offset": 1},
-        "evaluation": {"every": 1000},
-        **({"cluster": {"kind": "ray", "address": "auto"}} if given.ray else {}),
-    }
-    for key, value in given.set:
-        *sections, name = key.split(".")
-        section = config
-        for each in sections:
-            section = section.setdefault(each, {})
-        section[name] = value
-    (work / "rft.yaml").write_text(yaml.safe_dump(config))
+    task = Task(f"gpus-{split.gpus}", given.tasks, GROUP, sizes.answer[1], sizes.context, repeats=(1, 1))
+    taskset = {"format": {"prompt_key": None, "response_key": "answer"}, "workflow": "agent.py:solve"}
+    config = project_config(task, taskset, model, given)
+    config["explorer"]["runner_per_model"] = -(-given.tasks * GROUP // split.engines)
+    if not given.small:
+        engines = {"engine_num": split.engines, "tensor_parallel_size": split.tensor_parallel}
+        config["explorer"]["rollout_model"] |= engines
+    ranks = 1 if given.small else split.ranks
+    config["trainer"] = {"nproc": ranks, "max_checkpoints_to_keep": 1, "save_interval": 1000}
+    config["synchronizer"] = {"sync_offset": 1}
+    if given.ray:
+        config["cluster"] = {"kind": "ray", "address": "auto"}
+    write_config(work, config, given)
 
 
 class PeakMemory:

@@ -14,21 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scipy.special import stdtrit
+
 from rft_platform.recipes.recipe import recipes
 from rft_platform.recipes.report import RecipeReport, draw
 
 HERE = Path(__file__).resolve().parent
-T_975 = {
-    1: 12.706,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-}  # Student, two-sided
 
 
 def run_seed(recipe: str, seed: int, work: Path) -> dict[str, Any]:
@@ -49,7 +40,7 @@ def over_seeds(values: list[float]) -> dict[str, Any]:
     mean, found = statistics.fmean(values), {"values": [round(value, 4) for value in values]}
     if len(values) < 2:
         return {"mean": round(mean, 4), **found}
-    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
     return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4), **found}
 
 

@@ -77,20 +77,28 @@ SMALL = {"even": Task("even", 8, 4, 24, 256, (1, 1)), "uneven": Task("uneven", 8
 
 def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace) -> None:
     """Write tasks, judge and rft.yaml into ``work``."""
-    rounds, small = given.rounds, given.small
     work.mkdir(parents=True)
     rng = random.Random(7)
     with (work / "tasks.jsonl").open("w") as file:
-        for number in range(task.tasks * rounds):
+        for number in range(task.tasks * given.rounds):
             question = f"what is the sum of {number} and {number * 7 % 13}? " * rng.randint(*task.repeats)
             file.write(json.dumps({"question": question, "answer": str(number)}) + "\n")
     (work / "judge.py").write_text(JUDGE)
-    source = {"prompt_key": "question", "response_key": "answer"}
-    config: dict[str, Any] = {
+    taskset = {"format": {"prompt_key": "question", "response_key": "answer"}, "workflow": "single_turn"}
+    config = project_config(task, taskset, model, given) | {
+        **({"mode": "colocate"} if given.ranks > 1 else {}),  # engine and trainer share GPUs
+        "trainer": {"nproc": given.ranks, "max_checkpoints_to_keep": 1, "save_interval": given.save_interval},
+        "synchronizer": {"sync_offset": given.offset},
+    }
+    write_config(work, config, given)
+
+
+def project_config(task: Task, taskset: dict[str, Any], model: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """What the projects of this benchmark and of ``many_gpus.py`` have in common of rft.yaml."""
+    return {
         "project": "bench",
         "name": task.name,
         "seed": 1,
-        **({"mode": "colocate"} if given.ranks > 1 else {}),  # engine and trainer share GPUs
         "model": {
             "model_path": str(model),
             "max_model_len": task.context,
@@ -102,30 +110,21 @@ def write_project(work: Path, task: Task, model: Path, given: argparse.Namespace
         "buffer": {
             "batch_size": task.tasks,
             "train_batch_size": task.tasks * task.group,
-            "total_steps": rounds,
-            "explorer_input": {
-                "taskset": {
-                    "path": "tasks.jsonl",
-                    "format": source,
-                    "workflow": "single_turn",
-                    "judge": "judge.py:judge",
-                }
-            },
+            "total_steps": given.rounds,
+            "explorer_input": {"taskset": {"path": "tasks.jsonl", "judge": "judge.py:judge", **taskset}},
         },
         "explorer": {
             "runner_per_model": task.tasks * task.group,
             "eval_on_startup": False,
-            "rollout_model": {} if small else {"dtype": "bfloat16"},
+            "rollout_model": {} if given.small else {"dtype": "bfloat16"},
         },
-        "engine": {"kind": "transformers" if small else "vllm"},
-        "trainer": {
-            "nproc": given.ranks,
-            "max_checkpoints_to_keep": 1,
-            "save_interval": given.save_interval,
-        },
-        "synchronizer": {"sync_offset": given.offset},
+        "engine": {"kind": "transformers" if given.small else "vllm"},
         "evaluation": {"every": 1000},
     }
+
+
+def write_config(work: Path, config: dict[str, Any], given: argparse.Namespace) -> None:
+    """Write rft.yaml into ``work``, with the keys of ``--set``."""
     for key, value in given.set:
         *sections, name = key.split(".")
         section = config

@@ -13,7 +13,6 @@ times, requests and bytes of sensor ticks and traces (``store_on_s3``; in the en
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -117,7 +116,6 @@ def ask_query(home: Path, name: str) -> list[Seconds]:
             answer: Any = {
                 "mean_reward_by_round": lambda: queries.mean_reward_by_round(connection),
                 "rows_that_trained": lambda: queries.rows_that_trained(connection, number),
-                "rollout_transcripts": lambda: queries.rollout_transcripts(connection, number, 6),
                 "count": lambda: connection.execute("SELECT count(*) FROM rollouts").fetchall(),
             }[name]()
             assert answer
@@ -125,17 +123,16 @@ def ask_query(home: Path, name: str) -> list[Seconds]:
     return timed(ask, 3)
 
 
-def ask_transcripts_of_one_round(home: Path) -> list[Seconds]:
-    """The same question, with a connection that looks at the one round only."""
-    from rft_platform.experience import queries
+def ask_transcripts(home: Path) -> list[Seconds]:
+    """Transcripts of one round."""
     from rft_platform.experience.store import ExperienceStore
+    from rft_platform.experience.transcripts import rollout_transcripts
 
     store = ExperienceStore(home / "rounds")
     number = store.rounds()[len(store.rounds()) // 2]
 
     def ask() -> None:
-        with queries.connect(store, rounds=[number]) as connection:
-            assert queries.rollout_transcripts(connection, number, 6)
+        assert rollout_transcripts(store, number, 6)
 
     return timed(ask, _REPEATS)
 
@@ -168,8 +165,7 @@ QUESTIONS: dict[str, Callable[[Path], list[Seconds]]] = {
     "training read of a round": ask_training_read,
     "mean_reward_by_round": lambda home: ask_query(home, "mean_reward_by_round"),
     "rows_that_trained": lambda home: ask_query(home, "rows_that_trained"),
-    "rollout_transcripts": lambda home: ask_query(home, "rollout_transcripts"),
-    "rollout_transcripts, rounds=[n]": ask_transcripts_of_one_round,
+    "rollout_transcripts": ask_transcripts,
     "count of all rows": lambda home: ask_query(home, "count"),
     "rft view: overview": ask_overview,
     "rft view: first page": lambda home: ask_view(home, {}),
@@ -309,28 +305,14 @@ def say(name: str, answer: dict[str, Any]) -> None:
     print(f"{name:<34}{wall:>9.3f} s{cpu:>9.3f} s cpu{peak:>9.0f} MB", flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """Where it was measured."""
-    import duckdb
-    import psutil
-    import pyarrow
-
-    return {
-        "cpus": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "python": platform.python_version(),
-        "pyarrow": pyarrow.__version__,
-        "duckdb": duckdb.__version__,
-        "load_average_before": [round(load, 2) for load in os.getloadavg()],
-    }
-
-
 def main() -> None:
     """Make the project, ask, compact, ask again, write the result; exit code 1 where a limit is not kept."""
+    from machine import describe
     from store_project import Size, make_project
 
     from rft_platform.common.files import write_json
     from rft_platform.config.home import Home
+    from rft_platform.run.machine import installed_version
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--work", type=Path, default=Path("/tmp/store_at_size"), help="where the project is made")
@@ -348,7 +330,8 @@ def main() -> None:
             return
         print(json.dumps(QUESTIONS[chosen.ask](chosen.home)))
         return
-    size, result = Size(chosen.rounds, chosen.rows), {"machine": machine()}
+    versions = {name: installed_version(name) for name in ("pyarrow", "duckdb")}
+    size, result = Size(chosen.rounds, chosen.rows), {"machine": describe() | versions}
     home = (chosen.home or chosen.work / "home").absolute()
     if chosen.home is None:
         shutil.rmtree(home, ignore_errors=True)

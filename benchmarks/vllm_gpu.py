@@ -6,7 +6,6 @@ plane. Log-probs are compared with a plain transformers forward in bfloat16 of t
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 import torch
+from machine import describe
 from safetensors.torch import load_file, save_file
 from shape_model import build_shape_model
 from transformers import AutoModelForCausalLM
@@ -46,7 +46,7 @@ def main() -> None:
     given = parser.parse_args()
     model = given.model or build_shape_model(given.work / "model")
     named = str(given.model or "0.6 billion parameters, random weights, bfloat16")
-    result: dict[str, Any] = {"machine": machine(), "model": named}
+    result: dict[str, Any] = {"machine": describe(DEVICE), "model": named}
     loads = ((1, 8), (4, 8)) if given.small else LOADS
 
     def note(name: str, value: Any) -> None:
@@ -232,18 +232,6 @@ def adapters(client: EngineClient, model: Path, work: Path) -> dict[str, Any]:
     seconds, mean = timed(lambda: update_checked(client, model, 3, first))
     result["full_weights_again"] = {"checked_update_s": seconds, "mean_delta": mean}
     return result
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    import transformers
-
-    return {
-        "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else None,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cpus": os.cpu_count(),
-    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Ask the OSV database for known vulnerabilities of everything in the lock files; ``make audit`` runs this.
 
-Exit status: 0 when every locked package was looked up and none is vulnerable, 1 when one is vulnerable, 3 when some
-could not be looked up, for example because the database cannot be reached from here: a failure for CI too.
+Exit status of ``python -m scripts.audit``: 0 when every locked package was looked up and none is vulnerable, 1 when one
+is vulnerable, 3 when some could not be looked up, for example because the database cannot be reached from here: a
+failure for CI too. make replaces 1 and 3 by 2.
 OSV_URL selects another server with OSV's query API.
 """
 
@@ -11,10 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.lock import DEVELOPMENT, GPU, REPOSITORY, RUNTIME, TORCH, VLLM
+from scripts.lock import BESIDE, DEVELOPMENT, GPU, REPOSITORY, REQUIREMENTS, RUNTIME, TORCH, VLLM
 
 OSV = "https://api.osv.dev/v1/query"
 VULNERABLE, NOT_AUDITED = 1, 3
+FILES = [
+    *(RUNTIME, DEVELOPMENT, GPU, TORCH, VLLM),
+    *(REQUIREMENTS / f"{name}.txt" for name in BESIDE),
+    *sorted(REPOSITORY.glob("examples/*/lock*.txt")),
+]
 
 
 def main(files: list[Path]) -> int:
@@ -54,5 +60,4 @@ def _audit(file: Path) -> int:
 
 
 if __name__ == "__main__":
-    examples = sorted(REPOSITORY.glob("examples/*/lock*.txt"))
-    sys.exit(main([RUNTIME, DEVELOPMENT, GPU, TORCH, VLLM, *examples]))
+    sys.exit(main(FILES))

@@ -198,7 +198,7 @@ def _count_runs(project: Project) -> int:
 
 
 def _mlflow(project: Project) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{Path(project.home.mlflow) / 'mlflow.db'}?mode=ro", uri=True)
+    return sqlite3.connect(f"{(project.home.mlflow / 'mlflow.db').absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _round_of(result: dg.AssetCheckEvaluation) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rft_platform.cluster.confined import descendants
 from rft_platform.common.errors import RftError
@@ -73,6 +73,13 @@ def repeatable_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONHASHSEED": "0"}
 
 
+class _Call(NamedTuple):
+    function: str
+    cpu_s: float | None
+    wall_s: float | None
+    deadline: float  # monotonic
+
+
 class Child:
     """A process that calls functions of one module, one call at a time. It ends with this object and this process."""
 
@@ -116,7 +123,7 @@ class Child:
         self._module, self._socket = module, ours
         self._memory_mb, self._started = memory_mb, False
         self._received, self._searched = bytearray(), 0  # bytes without the end of a line
-        self._call: tuple[str, float | None, float | None, float] = ("", None, None, 0.0)
+        self._call = _Call("", None, None, 0.0)
         self._end = weakref.finalize(self, _end, self._process, ours, self._output)
         _children.add(self)
 
@@ -178,7 +185,7 @@ class Child:
         """Wait for the result of the call that ``send`` began."""
         with self._killing_on_failure():
             while (message := self._next_answer(on_note)) is None:
-                if (left := self._call[3] - time.monotonic()) <= 0:
+                if (left := self._call.deadline - time.monotonic()) <= 0:
                     raise TimeoutError
                 self._socket.settimeout(None if left == float("inf") else left)
                 self._take(self._socket.recv(_CHUNK))
@@ -207,7 +214,8 @@ class Child:
     def _begin(self, function: str, arguments: Sequence[Any], cpu_s: float | None, wall_s: float | None) -> bytes:
         if not self._end.alive:
             raise ChildError(f"the process of {self._module} was ended, or another process started it", "was ended")
-        self._call = (function, cpu_s, wall_s, float("inf") if wall_s is None else time.monotonic() + wall_s)
+        deadline = float("inf") if wall_s is None else time.monotonic() + wall_s
+        self._call = _Call(function, cpu_s, wall_s, deadline)
         if not any(isinstance(each, bytes) for each in arguments):
             return json.dumps([function, cpu_s, arguments]).encode() + b"\n"
         encoded = b",".join(each if isinstance(each, bytes) else json.dumps(each).encode() for each in arguments)
@@ -221,12 +229,12 @@ class Child:
         except ConnectionError:
             code = _wait(self._process, _ENDING_S)
             if code == -signal.SIGPROF:
-                how = f"needed more than {self._call[1]:g} s of processor time"
+                how = f"needed more than {self._call.cpu_s:g} s of processor time"
                 raise self._failure(how, LimitExceededError) from None
             kind = KilledError if code == -signal.SIGKILL else ChildError
             raise self._failure(_described(code), kind) from None
         except TimeoutError:
-            raise self._failure(f"did not answer within {self._call[2]:g} s", AnswerTimeoutError) from None
+            raise self._failure(f"did not answer within {self._call.wall_s:g} s", AnswerTimeoutError) from None
         except BaseException:
             self.kill()
             raise
@@ -235,7 +243,11 @@ class Child:
         """Kill the process; return the error that says how it ended and what it printed last."""
         lines = self._last_lines()
         self.kill()
-        what = f"{self._call[0]} in the process of {self._module}" if self._started else f"the start of {self._module}"
+        what = (
+            f"{self._call.function} in the process of {self._module}"
+            if self._started
+            else f"the start of {self._module}"
+        )
         printed = f"; it printed: {lines[-1].strip()}" if lines else ""
         return kind(f"{what}: it {how}{printed}", how, self._started, "\n".join(lines))
 
@@ -277,7 +289,7 @@ class Child:
             return message["value"]
         if "memory" in message:
             how = f"needed more than {self._memory_mb} MB of memory"
-            raise LimitExceededError(f"{self._call[0]} in the process of {self._module}: it {how}", how)
+            raise LimitExceededError(f"{self._call.function} in the process of {self._module}: it {how}", how)
         raise CallError(*message["error"])
 
     def _forget(self) -> None:

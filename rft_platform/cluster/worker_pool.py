@@ -96,14 +96,18 @@ class WorkerPool:
         idle = asyncio.create_task(self._idle.get())
         try:
             await asyncio.wait({start, idle}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not start.done():
-                self._starts.add(start)  # another slot will take the worker
-            if not idle.done():
-                idle.cancel()
-            elif start.done():
+        finally:  # also if this slot is cancelled: another one takes what is ready
+            if idle.done():
                 self._idle.put_nowait(idle.result())
-        return start.result() if start.done() else idle.result()
+            else:
+                idle.cancel()
+            if not start.done():
+                self._starts.add(start)
+            elif start.exception() is None:
+                self._idle.put_nowait(start.result())
+        if start.done():
+            start.result()  # raises the error of a failed start
+        return self._idle.get_nowait()
 
     async def _start(self) -> Worker:
         """A worker that has loaded the code. One that is killed or lost with its machine is replaced."""

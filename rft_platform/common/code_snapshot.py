@@ -10,10 +10,8 @@ import ast
 import difflib
 import importlib.util
 import inspect
-import os
 import re
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,8 +20,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
 
-import rft_platform
 from rft_platform.common.errors import DamagedError, UserError
+from rft_platform.common.fault_classification import is_user_code
 from rft_platform.common.files import digest_json, read_sealed_json, write_sealed_json
 from rft_platform.common.redaction import redact
 from rft_platform.common.user_code import is_live, load_object
@@ -133,7 +131,7 @@ class _Search:
         waiting = list(found)
         while waiting:
             file, root = waiting.pop()
-            if file in self._seen or not _is_users(file) or file.stat().st_size > MAX_FILE_BYTES:
+            if file in self._seen or not is_user_code(str(file)) or file.stat().st_size > MAX_FILE_BYTES:
                 continue
             if len(self._seen) == MAX_FILES:
                 self.has_more = True
@@ -165,7 +163,7 @@ def _files_of(module: str, roots: Sequence[str]) -> Iterator[tuple[Path, Path]]:
             return
         if spec.origin is not None and spec.origin.endswith(".py"):
             file = Path(spec.origin).absolute()
-            if not _is_users(file):
+            if not is_user_code(str(file)):
                 return
             up = depth + (1 if file.name == "__init__.py" else 0)
             yield file, file.parents[up]
@@ -182,7 +180,7 @@ def _is_installed(module: str) -> bool:
 def _imports(text: str, module: str) -> Iterator[str]:
     """Names of the modules that a source text may import; ``module`` is the text's module, for relative imports."""
     try:
-        tree = undisturbed(lambda: ast.parse(text))
+        tree = parse_with_retries(lambda: ast.parse(text))
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in ast.walk(tree):
@@ -201,25 +199,12 @@ def _module_name(file: Path, root: Path) -> str:
     return ".".join(file.relative_to(root).with_suffix("").parts)
 
 
-_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
-_FOREIGN = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (*map(sysconfig.get_path, _INSTALLED), str(Path(rft_platform.__file__).parent))
-)
-
-
-def _is_users(file: Path) -> bool:
-    """Whether a file is user code: not of the standard library, an installed package or the platform."""
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return not installed and not os.path.realpath(file).startswith(_FOREIGN)
-
-
 def source_of(value: Any) -> str:
     """The source text of a function or class. Raises OSError or TypeError as ``inspect.getsource`` does."""
-    return undisturbed(lambda: inspect.getsource(value))
+    return parse_with_retries(lambda: inspect.getsource(value))
 
 
-def undisturbed(parse: Callable[[], T]) -> T:
+def parse_with_retries(parse: Callable[[], T]) -> T:
     """The result of ``parse``, called again if Python's parser fails because another thread uses it.
 
     Two threads that parse at the same time disturb each other's count of the recursion depth, and one of them gets a

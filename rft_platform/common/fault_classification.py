@@ -1,9 +1,9 @@
 """Map any exception to an error of the platform's taxonomy (``errors.py``)."""
 
 import errno
+import os
 import re
 import sqlite3
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -39,10 +39,9 @@ _FULL_IN_WORDS = re.compile(r"No space left on device|os error 28\b|database or 
 _MEMORY_IN_WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _LOCKED_IN_WORDS = re.compile(r"database( table)? is locked")
 _OURS = Path(rft_platform.__file__).parent
-_PACKAGES = ("site-packages", "dist-packages")  # also those of an environment beside this one, named by a .pth file
-_LIBRARIES = tuple(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
-    | {Path(folder).resolve() for folder in sys.path if Path(folder).name in _PACKAGES}
+_FOREIGN = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(_OURS))
 )
 #: Errors of Postgres's clients about the connection or the server, and not about a statement.
 _POSTGRES = {(module, name) for module in ("psycopg2", "psycopg") for name in ("OperationalError", "InterfaceError")}
@@ -77,7 +76,7 @@ def user_place(error: BaseException) -> str | None:
     """``file:line`` of the innermost user-code frame in the tracebacks of ``error`` and its causes, or None."""
     for link in _causes(error):
         for frame in reversed(traceback.extract_tb(link.__traceback__)):
-            if _is_user_code(frame.filename):
+            if is_user_code(frame.filename):
                 return f"{frame.filename}:{frame.lineno}"
     return None
 
@@ -87,10 +86,16 @@ def user_traceback(error: BaseException) -> str | None:
     for link in _causes(error):
         frames = traceback.extract_tb(link.__traceback__)
         for number, frame in enumerate(frames):
-            if _is_user_code(frame.filename):
+            if is_user_code(frame.filename):
                 lines = "".join(traceback.format_list(frames[number:]))
                 return f"Traceback (most recent call last):\n{lines}{described(error)}"
     return None
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a source file is not of the standard library, an installed package or the platform."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)  # also those of another environment
+    return not (file.startswith("<") or installed or os.path.realpath(file).startswith(_FOREIGN))
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -146,13 +151,6 @@ def _says_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         return True
     return _FULL_IN_WORDS.search(str(error)) is not None
-
-
-def _is_user_code(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
-    path = Path(filename).resolve()
-    return not any(path.is_relative_to(root) for root in (_OURS, *_LIBRARIES))
 
 
 def _innermost_place(error: BaseException) -> str:

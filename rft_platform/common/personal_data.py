@@ -1,4 +1,4 @@
-"""Redaction of personal data by a user function, before anything is stored.
+"""Redaction of personal data by a user function, before anything is stored; ``redaction`` masks secrets.
 
 The token ids of a call decode to its text. If the function changes a text of the call, the tokens are removed as well,
 and the call cannot be trained on. The same holds for a prompt of token ids, whose text the function does not see.

@@ -5,7 +5,8 @@
 ``redact`` masks all text that leaves the process: in log formatters (``observability/logs.py``), standard output and
 error (``masked_output.py``), the platform's errors (``errors.py``), descriptions of any other error
 (``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). This module imports only the
-standard library, because rollout workers run in other environments.
+standard library, because rollout workers run in other environments. What users count as personal data is removed by
+``personal_data``.
 """
 
 import os
@@ -66,10 +67,10 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
     This includes the values of variables with secret-like names in ``environment`` (default: this process's).
     """
-    return redaction(environment)(text)
+    return secret_masker(environment)(text)
 
 
-def redaction(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
+def secret_masker(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """``redact`` for many texts: it reads the secrets once."""
     values = sorted({*_registered, *_secret_values(environment)}, key=len, reverse=True)
 

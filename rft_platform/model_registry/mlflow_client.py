@@ -42,9 +42,9 @@ _HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
 _UNSAFE_NAME = re.compile(r"[/:'\"\n]")
-#: Held while MLflow is imported and a store is opened. MLflow's packages import each other in circles, so a second
-#: thread could see incomplete modules; MLflow's database migrations share state.
-_OPENING = threading.RLock()
+#: Held while MLflow is imported, a store is opened and MLflow's global settings change. MLflow's packages import each
+#: other in circles, so a second thread could see incomplete modules; MLflow's database migrations share state.
+OPENING = threading.RLock()
 _CHATTY_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration", "alembic.runtime.plugins.setup")
 
 
@@ -82,20 +82,13 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")  # a failure to log a trace is noticed
     for limit, value in _HTTP_LIMITS.items():
         os.environ.setdefault(limit, value)
-    with _OPENING, _quiet():
+    with OPENING, _quiet():
         make_database(tracking_uri)
         with importing():
             from mlflow.tracking import MlflowClient
 
         with registry_errors(tracking_uri), MIGRATING:
             return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
-
-
-@contextmanager
-def opening() -> Iterator[None]:
-    """Hold the lock under which MLflow is imported and its global settings change."""
-    with _OPENING:
-        yield
 
 
 def make_database(tracking_uri: str) -> None:
@@ -112,7 +105,7 @@ def make_database(tracking_uri: str) -> None:
     if file.exists():
         follow_home(file)
         return
-    with _OPENING, _locked_folder(file.parent, tracking_uri):
+    with OPENING, _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process created it while this one waited
             return
         with _quiet(), importing():

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.cluster.this_process import importing
+from rft_platform.common.errors import RegistryError
 from rft_platform.common.sqlite_files import compact
-from rft_platform.model_registry.mlflow_client import back_up, opening
+from rft_platform.model_registry.mlflow_client import OPENING, back_up
 from rft_platform.model_registry.tracking import TrainingRun
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def log_traces(run: TrainingRun, tracking_uri: str, transcripts: Sequence[Judged
                 trace_id = _log(run, transcript) if trace is None else trace.info.trace_id
                 _assess(trace_id, transcript, _assessed(trace))
             return len(_known(run, transcripts[0].calls[0].round))
-        except MlflowException as error:
+        except (RegistryError, MlflowException) as error:
             LOG.warning("MLflow did not take the traces of a round (%s); monitor.traces: 0 logs none", error)
             return 0
 
@@ -180,7 +181,7 @@ def _ns(seconds: float) -> int:
 @contextmanager
 def _tracing_to(tracking_uri: str) -> Iterator[None]:
     """Send traces to the store at ``tracking_uri``: MLflow's tracing reads the process's setting, not the client's."""
-    with opening():
+    with OPENING:
         with warnings.catch_warnings(), importing():
             warnings.simplefilter("ignore")  # of MLflow's own modules
             import mlflow

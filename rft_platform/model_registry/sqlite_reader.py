@@ -2,14 +2,17 @@
 
 import sqlite3
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
+from rft_platform.common.sqlite_files import database_file
 from rft_platform.model_registry.models import CHECKPOINT_TAG, MODEL_URI, RegisteredModel
 from rft_platform.model_registry.moved_database import follow_home
 from rft_platform.model_registry.tracking import RUN_TAG
 
-_PREFIX = "sqlite:///"
+_T = TypeVar("_T")
 _RUN = (
     "SELECT e.experiment_id, r.run_uuid FROM experiments e JOIN runs r ON r.experiment_id = e.experiment_id "
     "JOIN tags t ON t.run_uuid = r.run_uuid WHERE e.name = ? AND t.key = ? AND t.value = ? "
@@ -23,15 +26,9 @@ def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
 
     None if direct reading is not possible (a server, another database, a different MLflow schema): then ask MLflow.
     """
-    path = Path(tracking_uri.removeprefix(_PREFIX))
-    if not tracking_uri.startswith(_PREFIX) or not path.is_file():
-        return None
-    follow_home(path)
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
-            return _versions(connection, name)
-    except sqlite3.Error:
-        return None
+    if path := database_file(tracking_uri):
+        follow_home(path)
+    return _asked(path, lambda connection: _versions(connection, name))
 
 
 def read_training_run(tracking_uri: str, experiment: str, name: str) -> tuple[str, str] | None:
@@ -39,14 +36,10 @@ def read_training_run(tracking_uri: str, experiment: str, name: str) -> tuple[st
 
     None if there is no such run, or direct reading is not possible.
     """
-    path = Path(tracking_uri.removeprefix(_PREFIX))
-    if not tracking_uri.startswith(_PREFIX) or not path.is_file():
-        return None
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
-            found = connection.execute(_RUN, [experiment, RUN_TAG, name]).fetchone()
-    except sqlite3.Error:
-        return None
+    found = _asked(
+        database_file(tracking_uri),
+        lambda connection: connection.execute(_RUN, [experiment, RUN_TAG, name]).fetchone(),
+    )
     return None if found is None else (str(found[0]), str(found[1]))
 
 
@@ -54,6 +47,17 @@ def model_name(address: str) -> str | None:
     """NAME of ``models:/NAME@alias`` or ``models:/NAME/3``; None for anything else."""
     match = MODEL_URI.fullmatch(address)
     return None if match is None else match["name"]
+
+
+def _asked(path: Path | None, question: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    """The answer to ``question`` from the database at ``path``; None if it cannot be read."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            return question(connection)
+    except sqlite3.Error:
+        return None
 
 
 def _versions(connection: sqlite3.Connection, name: str) -> list[RegisteredModel]:

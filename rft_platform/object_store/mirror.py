@@ -22,7 +22,7 @@ from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file, read_json, write_json
 from rft_platform.object_store import packs, row_ids
 from rft_platform.object_store.commits import CommitLog, Committed, names_all
-from rft_platform.object_store.driver_sign import DriverSign
+from rft_platform.object_store.driver_heartbeat import DriverHeartbeat
 from rft_platform.object_store.home_state import HomeState, StateFile
 from rft_platform.object_store.recorded_digests import RecordedDigests
 from rft_platform.object_store.remote_files import RemoteFiles, StoredFile
@@ -74,8 +74,8 @@ class HomeMirror:
         return CommitLog(self.remote, home)
 
     @cached_property
-    def _driver(self) -> DriverSign:
-        return DriverSign(lambda: self.remote, lambda: self._state.known().home, self._holds_project)
+    def _driver(self) -> DriverHeartbeat:
+        return DriverHeartbeat(lambda: self.remote, lambda: self._state.known().home, self._holds_project)
 
     def _holds_project(self) -> bool:
         """Whether the newest commit is one of this home."""
@@ -277,8 +277,8 @@ class HomeMirror:
                 self._bring(state, newest, another=False)
                 return
             self._driver.refuse_other()
-            sign = secrets.token_hex(8)
-            with DriverSign(lambda: self.remote, lambda: sign, lambda: True).running():
+            taking = secrets.token_hex(8)
+            with DriverHeartbeat(lambda: self.remote, lambda: taking, lambda: True).running():
                 self._bring(state, newest, another=True)
 
     def claim(self) -> None:
@@ -291,7 +291,7 @@ class HomeMirror:
             self._state.save(state)
             self._log(state.claiming).claim(state.committed)
             state.home, state.claiming = state.claiming, ""
-        self._driver.show(1)
+        self._driver.write(1)
 
     def _refuse_unrelated(self, state: HomeState, newest: Committed) -> None:
         known = state.committed.number
@@ -459,7 +459,10 @@ class HomeMirror:
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Show other homes that this one drives the project during the block; at its end store everything."""
+        """Show other homes that this one drives the project during the block.
+
+        If the block succeeds, store everything that is not stored yet.
+        """
         with self._driver.running():
             yield
             self.finish()
@@ -468,7 +471,7 @@ class HomeMirror:
         """Show other homes that this one drives the project, until ``seconds`` after the last call."""
         with self._background:
             driver = self._driver
-        driver.give_for(seconds)
+        driver.beat_for(seconds)
 
 
 def _same(known: StoredFile | None, new: StoredFile | None) -> bool:

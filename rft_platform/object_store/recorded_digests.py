@@ -34,7 +34,8 @@ class RecordedDigests:
     def contradict(self, path: str, sha256: str, stored: bool) -> bool:
         """Whether a record names another digest of the file ``path``, or the file is a record without its own digest.
 
-        A file that no record names has any content; ``stored``: unless its record is broken, and it was stored before.
+        A file that no record names is never contradicted. ``stored``: the file is stored already; then a record that
+        cannot be read counts as a contradiction, so that the stored copy is kept.
         """
         if is_record(path) and self._is_broken(path):
             return True

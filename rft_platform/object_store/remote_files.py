@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rft_platform.common.errors import DiskFullError, TransientError, UserError
+from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.files import atomic_path
 
 LOG = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _MOST_BYTES = 2**30  # of a document
 _PART = 16 * 2**20
 _PARALLEL = 16  # files that move at the same time
 _GAP = 256 * 2**10  # bytes of an object that are read and dropped rather than requested around
+_DAMAGED = "its content does not have the digest that the commit names"
 #: Answers of a store that a repetition does not change.
 _FINAL = (FileExistsError, IsADirectoryError, NotADirectoryError)
 #: Time-outs of the connections to S3; boto's own are one minute each.
@@ -124,7 +125,11 @@ class RemoteFiles:
             if (found := self._files.size(place)) != size:
                 raise OSError(f"{found} bytes arrived, {size} were sent")
 
-        self._repeated("write", name, put)
+        try:
+            self._repeated("write", name, put)
+        except UserError:
+            source.open("rb").close()  # raises the error of a file that is gone or cannot be read
+            raise
 
     def download(self, files: Mapping[Path, StoredFile]) -> None:
         """Copy stored files to local ones, which appear when they are complete and have the recorded size and digest.
@@ -143,43 +148,43 @@ class RemoteFiles:
             self._download_large(target, first, sync=sync)
             return
 
-        def get() -> None:
+        def get() -> list[bytes]:
             content = self._part(first.object, first.offset, last.offset + last.size)
-            for target, file in group:
-                start = file.offset - first.offset
-                part = content[start : start + file.size]
-                _check_digest(hashlib.sha256(part), file)
-                with atomic_path(target, sync=sync, sweep=sync) as temporary:
-                    temporary.write_bytes(part)
+            parts = [content[file.offset - first.offset :][: file.size] for _, file in group]
+            for part, (_, file) in zip(parts, group, strict=True):
+                if hashlib.sha256(part).hexdigest() != file.sha256:
+                    raise OSError(_DAMAGED)
+            return parts
 
-        self._repeated("read", first.object, get)
+        for part, (target, _) in zip(self._repeated("read", first.object, get), group, strict=True):
+            with atomic_path(target, sync=sync, sweep=sync) as temporary:
+                temporary.write_bytes(part)
 
     def _download_large(self, target: Path, file: StoredFile, *, sync: bool) -> None:
-        def get() -> None:
-            found = hashlib.sha256()
-            with atomic_path(target, sync=sync) as temporary, temporary.open("wb") as stream:
-                for start in range(file.offset, file.offset + file.size, _PART):
-                    part = self._part(file.object, start, min(start + _PART, file.offset + file.size))
-                    found.update(part)
-                    stream.write(part)
-                _check_digest(found, file)
-
-        self._repeated("read", file.object, get)
+        found, end = hashlib.sha256(), file.offset + file.size
+        with atomic_path(target, sync=sync) as temporary, temporary.open("wb") as stream:
+            for start in range(file.offset, end, _PART):
+                part = self._read_part(file.object, start, min(start + _PART, end))
+                found.update(part)
+                stream.write(part)
+            if found.hexdigest() != file.sha256:
+                raise TransientError(f"{self.address(file.object)}: {_DAMAGED}: start again; restore it if that fails")
 
     def content(self, file: StoredFile) -> bytes:
         """The content of a small stored file."""
-        return self._part(file.object, file.offset, file.offset + file.size)
+        return self._read_part(file.object, file.offset, file.offset + file.size)
+
+    def _read_part(self, name: str, start: int, end: int) -> bytes:
+        return self._repeated("read", name, lambda: self._part(name, start, end))
 
     def _part(self, name: str, start: int, end: int) -> bytes:
-        def get() -> bytes:
-            content: bytes = b""
-            if end > start:
-                content = self._files.cat_file(self._at(name), start=start, end=end, **self._limit)
-            if len(content) != end - start:
-                raise OSError(f"{len(content)} of {end - start} bytes were received")
-            return content
-
-        return self._repeated("read", name, get)
+        """Bytes of an object, by one request."""
+        content: bytes = b""
+        if end > start:
+            content = self._files.cat_file(self._at(name), start=start, end=end, **self._limit)
+        if len(content) != end - start:
+            raise OSError(f"{len(content)} of {end - start} bytes were received")
+        return content
 
     def objects(self, folder: str) -> list[StoredObject]:
         """All objects below ``folder``. Only maintenance lists a store: a request returns a thousand names."""
@@ -225,7 +230,7 @@ class RemoteFiles:
                 if what == "read" or what == "remove":
                     raise
                 raise UserError(f"{self.url}: {error}: create the bucket, or correct store_url") from error
-            except (*_FINAL, DiskFullError):
+            except _FINAL:
                 raise
             except Exception as error:
                 if attempt == _ATTEMPTS - 1:
@@ -237,11 +242,6 @@ class RemoteFiles:
             wait = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
             time.sleep(wait * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
-
-
-def _check_digest(found: Any, file: StoredFile) -> None:
-    if found.hexdigest() != file.sha256:
-        raise OSError("its content does not have the digest that the commit names")
 
 
 def _groups(files: Mapping[Path, StoredFile]) -> Iterator[list[tuple[Path, StoredFile]]]:

@@ -9,8 +9,9 @@ from rft_platform.object_store.packs import SMALL
 
 FOLDER = "store"  #: below the home: where its copy is, and what is stored there
 CHECKPOINTS, ROUNDS = "checkpoints", "rounds"
+#: MLflow's database. It is not stored; its backup is.
+REGISTRY = "mlflow/mlflow.db"
 #: Everything that is stored. Databases, logs, leases and tokens belong to the host.
-REGISTRY = "mlflow/mlflow.db"  # its copy is as new as the newest registered version, and not being written
 SCOPE = ("rft.yaml", "config_source", f"{REGISTRY}.backup", ROUNDS, "prompts", "imports", CHECKPOINTS)
 #: Stored with every note, beside the round's own folder.
 WITH_NOTES = ("rft.yaml", "config_source", f"{REGISTRY}.backup", f"{ROUNDS}/code", f"{ROUNDS}/r0000")

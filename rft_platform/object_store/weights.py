@@ -44,9 +44,10 @@ def lacks_weights(folder: Path) -> bool:
     return not folder.is_dir() or (folder / _FETCHED).exists()
 
 
-def fetch_weights(folder: Path, stored: Mapping[str, Any]) -> None:
+def fetch_weights(folder: Path, stored: Mapping[str, Any]) -> IO[str] | None:
     """Fetch weights into ``folder``, unless it holds the same already. Fetched folders that no engine serves go.
 
+    Returns ``served_weights`` of the folder, so that it stays until an engine has loaded it.
     Raises UserError for names that leave the folder and for a path that cannot be written, DiskFullError, and
     StorageError if the store lacks a file.
     """
@@ -55,22 +56,27 @@ def fetch_weights(folder: Path, stored: Mapping[str, Any]) -> None:
         raise UserError(f"weights of {folder}: {outside[0]!r} is no file of that folder")
     digests = {name: file.sha256 for name, file in files.items()}
     with _explained(folder, stored["url"]), locked(folder.parent / _FETCHED, _FETCH_S):  # once a machine
-        if not lacks_weights(folder) or (folder.is_dir() and read_json(folder / _FETCHED) == digests):
-            return
-        _remove_unserved(folder)
-        with atomic_path(folder, needs=sum(file.size for file in files.values())) as temporary:
-            RemoteFiles(stored["url"]).download({temporary / name: file for name, file in files.items()})
-            write_json(temporary / _FETCHED, digests)
+        if lacks_weights(folder) and not (folder.is_dir() and read_json(folder / _FETCHED) == digests):
+            _remove_unserved(folder)
+            with atomic_path(folder, needs=sum(file.size for file in files.values())) as temporary:
+                RemoteFiles(stored["url"]).download({temporary / name: file for name, file in files.items()})
+                write_json(temporary / _FETCHED, digests)
+        return served_weights(folder)
 
 
 def served_weights(folder: Path) -> IO[str] | None:
-    """A file that keeps the fetched ``folder`` on this machine until it is closed; None for other folders."""
+    """A file that keeps the fetched ``folder`` on this machine until it is closed.
+
+    None for other folders, and for one that another process removes at this moment.
+    """
     try:
         mark = (folder / _FETCHED).open()
     except OSError:
         return None
-    try_lock(mark, shared=True)
-    return mark
+    if try_lock(mark, shared=True):
+        return mark
+    mark.close()
+    return None
 
 
 @contextmanager
@@ -93,9 +99,8 @@ def _remove_unserved(folder: Path) -> None:
     """Remove what earlier fetches have left beside ``folder``, except what an engine serves."""
     for mark in folder.parent.glob(f"*/{_FETCHED}"):
         with mark.open() as stream:
-            unserved = mark.parent != folder and try_lock(stream)
-        if unserved:
-            shutil.rmtree(mark.parent, ignore_errors=True)
+            if mark.parent != folder and try_lock(stream):
+                shutil.rmtree(mark.parent, ignore_errors=True)
     for left in folder.parent.iterdir() if folder.parent.is_dir() else ():
         if is_temporary(left.name):  # of a fetch that was killed: this process holds the lock
             shutil.rmtree(left, ignore_errors=True)

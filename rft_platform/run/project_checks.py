@@ -1,6 +1,7 @@
 """Checks of a project before its start: its folder, disk space, models, engines, services and functions of the user."""
 
 import os
+import re
 import shutil
 import socket
 import urllib.request
@@ -24,6 +25,7 @@ from rft_platform.rounds.project.project import Project
 _LEAST_FREE = 256 * 2**20  # bytes for databases, logs and rows of a small run
 _COPIES = 6  # copies of the weights: a checkpoint has weights and two moments, and two checkpoints exist at a time
 _LIMIT_S = 3.0  # for a connection to a service
+_MISREAD = re.compile(r"\?|%[0-9A-Fa-f]{2}")  # in the path of an SQLite file in a URL
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -132,7 +134,12 @@ def check_may_start(home: Home, config: RftConfig) -> None:
 
 
 def check_writable(home: Home) -> None:
-    """Raise UserError if the project's folder cannot be created or written."""
+    """Raise UserError if the project's folder cannot be created or written, or a database's URL cannot name it."""
+    if found := _MISREAD.search(str(home.root)):
+        raise UserError(
+            f"RFT_HOME {home.root}: {found[0]!r} has another meaning in the URLs of Dagster's and MLflow's databases; "
+            "expected a path without ? and without % before two hexadecimal digits; rename the folder"
+        )
     folder = nearest_folder(home.root)
     if not folder.is_dir():
         raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")

@@ -156,6 +156,24 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
     assert "is a file; point RFT_HOME at a folder" in result.stderr
 
 
+@pytest.mark.parametrize(("name", "misread"), [("a%41", "'%41'"), ("what?", "'?'")])
+def test_home_that_the_url_of_a_database_cannot_name(
+    tmp_path: Path,
+    write_config: Callable[..., Path],
+    rft: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    misread: str,
+) -> None:
+    monkeypatch.setenv("RFT_HOME", str(tmp_path / name))
+
+    result = rft("run", "--config", write_config())
+
+    assert result.exit_code == 2
+    assert f"{tmp_path / name}: {misread} has another meaning in the URLs" in result.stderr
+    assert not (tmp_path / name).exists()
+
+
 def test_no_room_on_the_disk(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """The pool of workers: which of them it lends after a call has found one lost."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -97,3 +98,16 @@ async def test_workers_of_other_machines_and_lent_ones_are_kept(pool: WorkerPool
         assert await busy.worker.ask_async("judge") == "first"
         async with AsyncExitStack() as stack:
             assert {lent.worker for lent in await lend(stack, pool, 2)} == others
+
+
+async def test_the_worker_of_a_cancelled_slot_is_lent_to_the_next(machines: Machines) -> None:
+    pool = WorkerPool(WorkerKind("judge", "module", b"", machines.start, "log"), 1)
+    async with pool:
+        cancelled = asyncio.create_task(called(pool))
+        while not pool._ready:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        cancelled.cancel()  # in the turn of the event loop in which its worker is ready
+        await asyncio.wait({cancelled})
+        assert cancelled.cancelled()
+        assert await called(pool) == "first"
+        assert len(pool._workers) == 1

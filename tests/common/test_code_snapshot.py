@@ -11,10 +11,10 @@ from rft_platform.common.code_snapshot import (
     SourceFile,
     difference,
     keep_snapshot,
+    parse_with_retries,
     read_snapshot,
     references_in,
     take_snapshot,
-    undisturbed,
 )
 from rft_platform.common.errors import DamagedError
 from rft_platform.common.user_code import keep_alive
@@ -123,9 +123,9 @@ def test_a_parse_error_caused_by_another_thread_is_retried() -> None:
             raise outcome
         return str(outcome)
 
-    assert undisturbed(parse) == "parsed"
+    assert parse_with_retries(parse) == "parsed"
     with pytest.raises(SystemError):
-        undisturbed(lambda: (_ for _ in ()).throw(SystemError("always")))
+        parse_with_retries(lambda: (_ for _ in ()).throw(SystemError("always")))
 
 
 OLD = CodeSnapshot(

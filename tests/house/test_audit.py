@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import audit
+from scripts.lock import REQUIREMENTS
 
 pytest.importorskip("pip_audit", reason="needs pip-audit: make setup")
 
@@ -61,6 +62,10 @@ def requirements(tmp_path: Path) -> Path:
     file = tmp_path / "lock.txt"
     file.write_text("attrs==26.1.0\nidna==3.20\n")
     return file
+
+
+def test_every_lock_file_is_audited() -> None:
+    assert set(REQUIREMENTS.glob("*.txt")) <= set(audit.FILES)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rft_platform.common.errors import DamagedError, RegistryError, StorageError
 from rft_platform.common.files import digest_file, write_sealed_json
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
-from rft_platform.model_registry.sqlite_reader import read_training_run
+from rft_platform.model_registry.sqlite_reader import read_training_run, read_versions
 
 
 def checkpoint(tmp_path: Path, step: int) -> Path:
@@ -193,3 +193,14 @@ def test_the_training_run_is_found_in_the_file(registry: ModelRegistry, tmp_path
     assert read_training_run("http://127.0.0.1:1", "demo", "first") is None
     (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"damaged")
     assert read_training_run(uri, "demo", "first") is None
+
+
+def test_the_file_is_read_in_a_folder_with_characters_of_urls(empty_store: Path, tmp_path: Path) -> None:
+    database = tmp_path / "a#b%c" / "mlflow" / "mlflow.db"
+    database.parent.mkdir(parents=True)
+    shutil.copy(empty_store, database)
+    uri = f"sqlite:///{database}"
+    run = ModelRegistry(uri, database.parent / "artifacts", "demo", "demo-model").training_run("first")
+    assert read_training_run(uri, "demo", "first") == ("1", run.run_id)
+    assert read_versions(uri, "demo-model") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["a#b%c"]

@@ -11,9 +11,9 @@ from tests.experience.samples import rollouts
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Failed requests are repeated at once, and a driver gives signs of life twenty times a second."""
+    """Failed requests are repeated at once, and a driver writes its heartbeat twenty times a second."""
     monkeypatch.setattr("rft_platform.object_store.remote_files._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 0.05)
+    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 0.05)
 
 
 @pytest.fixture

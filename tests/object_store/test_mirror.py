@@ -634,22 +634,22 @@ def test_a_driver_that_was_replaced_does_not_end_the_sign_of_the_new_one(
     (second := tmp_path / "second").mkdir()
     mirror = open_mirror(second, url)
     mirror.bring()
-    monkeypatch.setattr("rft_platform.object_store.driver_sign._BEAT_S", 60.0)
+    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 60.0)
     with replaced._driver.running():
         deadline = time.monotonic() + 30.0
         while b'"count": 2' not in (replaced.remote.read("driver.json") or b"") and time.monotonic() < deadline:
             time.sleep(0.01)
         mirror.claim()
-        sign = mirror.remote.read("driver.json")
-    assert mirror.remote.read("driver.json") == sign
+        heartbeat = mirror.remote.read("driver.json")
+    assert mirror.remote.read("driver.json") == heartbeat
 
 
-def test_a_home_does_not_take_its_own_late_sign_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:
+def test_a_home_does_not_take_its_own_late_heartbeat_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:
     _, replaced = drives(tmp_path, "first", url)
     _, mirror = drives(tmp_path, "second", url)
     for count in (0, 7):
         with mirror.driving():
-            replaced._driver.show(count)
+            replaced._driver.write(count)
             with pytest.raises(UserError, match="drives this project"):
                 replaced.bring()
 
@@ -658,7 +658,7 @@ def test_a_late_sign_of_a_replaced_driver_does_not_end_those_of_the_new_one(tmp_
     _, replaced = drives(tmp_path, "first", url)
     _, mirror = drives(tmp_path, "second", url)
     with mirror.driving():
-        replaced._driver.show(7)
+        replaced._driver.write(7)
         deadline = time.monotonic() + 30.0
         while b'"count": 7' in (mirror.remote.read("driver.json") or b"") and time.monotonic() < deadline:
             time.sleep(0.01)

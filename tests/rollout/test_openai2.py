@@ -17,7 +17,7 @@ def test_with_openai_2() -> None:
     named = os.environ.get("RFT_OPENAI2_PYTHON") or str(FOLDER.parents[1] / ".venv-openai2" / "bin" / "python")
     python = shutil.which(named)
     if python is None:
-        pytest.skip(f"needs an environment with openai 2.x: {named} is not there (make openai2, or RFT_OPENAI2_PYTHON)")
+        pytest.skip(f"needs openai 2.x: {named} is not there (make agent-envs, or RFT_OPENAI2_PYTHON)")
     version = subprocess.run(
         [python, "-c", "import openai; print(openai.__version__)"], capture_output=True, text=True, check=True
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,9 +16,10 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.experience.record import JudgedRow
+from rft_platform.model_registry.mlflow_client import guarded
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.otlp_traces import export_request, send_traces
-from rft_platform.model_registry.run_traces import delete_traces
+from rft_platform.model_registry.run_traces import delete_traces, log_traces
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Judged, read, write
 from rft_platform.rounds.reporting.run_log import log_round_traces, spread, transcripts
@@ -119,6 +121,19 @@ def test_an_unreachable_trace_receiver_is_only_logged(project: Project, caplog: 
     assert "did not take the traces of a round" in caplog.text
     assert "secret" not in caplog.text
     assert send_traces("http://127.0.0.1:9", "demo", []) == 0
+
+
+@pytest.mark.slow
+def test_an_unreachable_mlflow_is_only_logged(
+    project: Project, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    uri = "http://127.0.0.1:9"
+    run: Any = SimpleNamespace(client=guarded(MlflowClient(uri, uri), uri), run_id="a", experiment_id="1")
+    assert log_traces(run, uri, transcripts(project, read(project.store, 1), 1)) == 0
+    assert "MLflow did not take the traces of a round" in caplog.text
 
 
 def test_settings_of_a_receiver() -> None:

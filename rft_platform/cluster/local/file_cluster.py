@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from rft_platform.cluster.interface import Address, Service, StartError
+from rft_platform.cluster.interface import Address, Service, StartError, Status
 from rft_platform.cluster.local.leases import note_use, release, used_leases
 from rft_platform.cluster.local.locks import LOCK_TIMEOUT_S, locked
 from rft_platform.cluster.this_process import is_interrupted
@@ -49,6 +49,10 @@ class FileCluster(ABC):
             ran = self._end(name, grace_s, shutdown_path)
             self._end_strays(name, grace_s)
             return ran
+
+    def running(self, *patterns: str) -> list[Address]:
+        """The addresses of the running services; with ``patterns``, of those with matching names."""
+        return [status.address for status in self.services(*patterns).values() if status.runs]
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         """The last lines that the service printed, below a line that says where they are."""
@@ -107,6 +111,10 @@ class FileCluster(ABC):
     @abstractmethod
     def find(self, name: str) -> Address | None:
         """The address of the service ``name``; None if its process does not run."""
+
+    @abstractmethod
+    def services(self, *patterns: str) -> dict[str, Status]:
+        """The services by name; with ``patterns``, those with matching names."""
 
     @abstractmethod
     def answers(self, address: Address) -> bool:

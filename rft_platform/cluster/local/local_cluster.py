@@ -73,10 +73,6 @@ class LocalCluster(FileCluster):
         """The services that have a lease, by name; with ``patterns``, those with matching names."""
         return {name: Status(lease.address(name), lease.alive) for name, lease in self.leases(*patterns).items()}
 
-    def running(self, *patterns: str) -> list[Address]:
-        """The addresses of the running services; with ``patterns``, of those with matching names."""
-        return [status.address for status in self.services(*patterns).values() if status.runs]
-
     def processor_seconds(self) -> dict[tuple[str, int], float]:
         """Processor time that the services with a lease have used since their start, by name and generation."""
         return {(name, lease.generation): processor_seconds(lease) for name, lease in self.leases().items()}
@@ -147,7 +143,7 @@ class LocalCluster(FileCluster):
         lease = read_lease(path)
         if lease is None or generation not in (None, lease.generation):
             return False
-        return _end(path, lease, grace_s, shutdown_path, alone, others=generation is None)
+        return _end_processes(path, lease, grace_s, shutdown_path, alone, others=generation is None)
 
     def _end_strays(self, name: str, grace_s: float, starter: str | None = None) -> None:
         end_strays(self.lease_file(name), grace_s, starter)
@@ -160,7 +156,7 @@ class LocalCluster(FileCluster):
 def processor_seconds(lease: Lease) -> float:
     """Processor time that a service's processes have used since their start."""
     root = root_of(lease)
-    return 0.0 if root is None else sum(map(_used, [root, *root.children(recursive=True)]))
+    return 0.0 if root is None else sum(map(_processor_seconds_of, [root, *root.children(recursive=True)]))
 
 
 def command_of(service: Service, node_rank: int = 0) -> list[str]:
@@ -256,7 +252,7 @@ def _answers(lease: Lease) -> bool:
     return False
 
 
-def _end(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bool, others: bool) -> bool:
+def _end_processes(path: Path, lease: Lease, grace_s: float, shutdown_path: str, alone: bool, others: bool) -> bool:
     """End the processes of a lease and remove it; returns whether its holder was alive.
 
     ``alone``: kill only the holder. ``others``: also processes that earlier holders have left.
@@ -295,7 +291,7 @@ def path_of_package(logs: Path) -> str:
     return os.pathsep.join(filter(None, [str(link.parent.absolute()), os.environ.get("PYTHONPATH")]))
 
 
-def _used(process: psutil.Process) -> float:
+def _processor_seconds_of(process: psutil.Process) -> float:
     try:
         used = process.cpu_times()
     except psutil.NoSuchProcess:

@@ -112,10 +112,6 @@ class RayCluster(FileCluster):
         found = {name: self.find(name) for name in self._names(*patterns)}
         return {name: Status(address, runs=True) for name, address in found.items() if address is not None}
 
-    def running(self, *patterns: str) -> list[Address]:
-        """The addresses of the running services; with ``patterns``, of those with matching names."""
-        return [status.address for status in self.services(*patterns).values()]
-
     def processor_seconds(self) -> dict[tuple[str, int], float]:
         """Processor time that each service has used since its start, by name and generation."""
         used: dict[tuple[str, int], float] = {}

@@ -138,7 +138,7 @@ class ControlPlane:
     def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
         self.stop = stop
-        self._served: dict[bool, IO[str]] = {}  # keep fetched weights: full ones, and an adapter
+        self._kept: dict[str, IO[str]] = {}  # weights of this machine: fetched last, served full ones, served adapter
 
     async def status(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """``EngineStatus`` as JSON."""
@@ -182,19 +182,22 @@ class ControlPlane:
         """{folder, stored} -> {here}: whether this machine has the folder; with ``stored`` it fetches it."""
         folder, stored = Path(body["folder"]), body.get("stored")
         if stored is not None:
-            await asyncio.to_thread(fetch_weights, folder, stored)
+            self._keep("fetched", await asyncio.to_thread(fetch_weights, folder, stored))
         return JSONResponse({"here": stored is not None or not lacks_weights(folder)})
 
     async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{folder, policy_version} -> status, after the new weights are active."""
         folder = Path(body["folder"])
         await self.engine.update_weights(folder, int(body["policy_version"]))
-        served, kind = served_weights(folder), is_adapter(folder)  # the full weights below an adapter are served, too
-        if before := self._served.pop(kind, None):
-            before.close()
-        if served is not None:
-            self._served[kind] = served
+        # The full weights below an adapter are served, too.
+        self._keep("adapter" if is_adapter(folder) else "full", served_weights(folder))
         return JSONResponse(asdict(self.engine.status()))
+
+    def _keep(self, kind: str, weights: IO[str] | None) -> None:
+        if before := self._kept.pop(kind, None):
+            before.close()
+        if weights is not None:
+            self._kept[kind] = weights
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{mode} -> {paused}, once running requests are frozen, ended or finished."""

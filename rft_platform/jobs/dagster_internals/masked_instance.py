@@ -43,7 +43,7 @@ from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster._utils.interrupts import check_captured_interrupt
 
 from rft_platform.cluster.this_process import is_interrupted
-from rft_platform.common.redaction import redact, redaction
+from rft_platform.common.redaction import redact, secret_masker
 from rft_platform.config.home import PRIVATE_UMASK
 from rft_platform.jobs.dagster_internals.kept_connections import keep_connections
 from rft_platform.jobs.dagster_internals.run_launcher import is_driven_here
@@ -143,7 +143,7 @@ class MaskedInstance(dg.DagsterInstance):
 
 def without_secrets(stored: Stored) -> Stored:
     """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
-    content, mask = json.loads(serialize_value(stored)), redaction()
+    content, mask = json.loads(serialize_value(stored)), secret_masker()
     together = "\n".join(_texts(content))  # one call for all texts: a match in one of them is a match in all
     if mask(together) == together:
         return stored

@@ -1,6 +1,6 @@
-"""Signs of life of the home that drives a project: ``driver.json`` on the object store.
+"""The heartbeat of the home that drives a project: ``driver.json`` on the object store.
 
-They refuse a second driver early. They are not the fence: a home that took over while the other one was only slow has
+It refuses a second driver early. It is not the fence: a home that took over while the other one was only slow has
 the next commit, and the other one stops there.
 """
 
@@ -23,11 +23,11 @@ _NAME = "driver.json"
 _BEAT_S = 5.0
 
 
-class DriverSign:
-    """The signs of life of this home, and those of other homes.
+class DriverHeartbeat:
+    """The heartbeat of this home, and that of other homes.
 
     ``home`` gives the id of this home now, ``holds_project`` says whether no other home has continued the project.
-    ``remote`` gives the store; the thread of the signs calls it first, because a client of S3 takes a second to import.
+    ``remote`` gives the store; the heartbeat's thread calls it first, because a client of S3 takes a second to import.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class DriverSign:
     ) -> None:
         self._remote = remote
         self._home, self._holds_project = home, holds_project
-        self._until = 0.0  # end of the signs, monotonic
+        self._until = 0.0  # end of the heartbeat, monotonic
         self._ended, self._starting = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Give signs of life during the block."""
-        self.give_for(math.inf)
+        """Write heartbeats during the block."""
+        self.beat_for(math.inf)
         try:
             yield
         finally:
@@ -50,37 +50,37 @@ class DriverSign:
             if self._thread is not None:
                 self._thread.join()
 
-    def give_for(self, seconds: float) -> None:
-        """Give signs of life in a thread, until ``seconds`` after the last call."""
+    def beat_for(self, seconds: float) -> None:
+        """Write heartbeats in a thread, until ``seconds`` after the last call."""
         self._until = time.monotonic() + seconds
         with self._starting:  # two sensors tick at the same time
             if self._thread is None or not self._thread.is_alive():
                 self._ended.clear()
-                self._thread = threading.Thread(target=self._give, name="store-driver", daemon=True)
+                self._thread = threading.Thread(target=self._beat, name="store-driver", daemon=True)
                 self._thread.start()
 
-    def _give(self) -> None:
+    def _beat(self) -> None:
         for count in itertools.count(2):
             if self._is_replaced():
-                return  # the sign is that of the home that has taken the project over
-            self.show(count)
+                return  # the heartbeat is that of the home that has taken the project over
+            self.write(count)
             if self._ended.wait(_BEAT_S) or time.monotonic() > self._until:
                 break
         if not self._is_replaced():
-            self.show(0)
+            self.write(0)
 
-    def show(self, count: int) -> None:
+    def write(self, count: int) -> None:
         """``count`` changes while the driver runs; 0: it has ended. A failure is only logged."""
-        sign = {"home": self._home(), "host": socket.gethostname(), "count": count}
+        beat = {"home": self._home(), "host": socket.gethostname(), "count": count}
         try:
-            self._remote().write(_NAME, json.dumps(sign).encode())
+            self._remote().write(_NAME, json.dumps(beat).encode())
         except TransientError as error:
             LOG.warning("%s", error)
 
     def _is_replaced(self) -> bool:
-        """Whether another home has continued the project and shows its sign; no, if the store cannot be reached.
+        """Whether another home has continued the project and writes its heartbeat; no, if the store cannot be reached.
 
-        A sign alone does not prove it: the driver of a home that lost the project may have written it late.
+        A heartbeat alone does not prove it: the driver of a home that lost the project may have written it late.
         """
         try:
             home = self._home()
@@ -89,9 +89,9 @@ class DriverSign:
             return False
 
     def refuse_other(self) -> None:
-        """Raise UserError if the driver of another home gives a new sign of life; without one wait for three times its
-        interval. The clocks of two hosts are not compared. A sign of this home, if it has lost the project, was written
-        late and says nothing.
+        """Raise UserError if the driver of another home writes a new heartbeat; without one wait for three times its
+        interval. The clocks of two hosts are not compared. A heartbeat of this home, if it has lost the project, was
+        written late and says nothing.
         """
         first, home = self._read(), self._home()
         if first.get("home") == home and self._holds_project():
