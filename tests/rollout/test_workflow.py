@@ -53,6 +53,7 @@ async def test_a_function_with_the_parameter_gets_the_system_prompt(tmp_path: Pa
         (f"{HERE}:misspelt", {}, r"Missing essential parameters: \['model'\]"),
         (f"{HERE}:ask_once", {"turns": 1}, "only a class can take them"),
         (f"{HERE}:Custom", {"turn": 1}, r"workflow_args \['turn'\] do not fit"),
+        (f"{HERE}:Custom", {"turns": None}, r"Custom': its constructor raised TypeError: .*\(.*samples.py:\d+\)"),
     ],
 )
 def test_the_error_of_a_bad_name_names_the_cause(name: str, arguments: dict[str, int], message: str) -> None:

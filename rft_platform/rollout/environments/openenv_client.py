@@ -6,7 +6,7 @@ reward and done, ``close`` ends the session, and an ``error`` has a message.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rft_platform.common.errors import UserError
@@ -38,11 +38,6 @@ class OpenEnvEnvironment:
         self._action_key, self._observation_key = action_key, observation_key
         self._reset, self._timeout_s = dict(reset or {}), timeout_s
         self._socket: Any = None
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """None: the answer's text is the action."""
-        return ()
 
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         """Connect and start an episode."""
