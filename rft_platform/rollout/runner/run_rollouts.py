@@ -21,7 +21,7 @@ from operator import attrgetter
 from time import perf_counter, process_time, time
 from typing import Any
 
-from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError
+from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError, UserError
 from rft_platform.config.rollout_limits import GroupPolicy, RolloutLimits, may_train
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import ModelCall, RolloutRow
@@ -314,7 +314,7 @@ class _Running:
         else:
             sampled, self.unfinished, too_long = run_in_flight(*call, self.in_flight, limit)
         for run in too_long:
-            reason = f"the prompt has more than {limit} tokens (model.max_prompt_tokens)"
+            reason = f"the prompt has more than {limit} tokens: shorten the prompts or raise model.max_prompt_tokens"
             self.tally.add_failure(run, 0, UserCodeError(reason))
         return _storable(sampled, part, self.tally)
 
@@ -382,9 +382,11 @@ def nothing_whole(
 
 
 def _hint(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) or "TimeoutError" in error_text(error):
+    """What to do about the error of an attempt; the platform's own errors say it themselves."""
+    text = error_text(error)
+    if isinstance(error, TimeoutError) or "TimeoutError" in text:
         return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
-    return "; correct the workflow"
+    return "" if text.startswith((UserError.__name__, UserCodeError.__name__)) else "; correct the workflow"
 
 
 def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
