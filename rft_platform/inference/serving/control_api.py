@@ -138,7 +138,8 @@ class ControlPlane:
     def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
         self.stop = stop
-        self._served: dict[bool, IO[str]] = {}  # keep fetched weights: full ones, and an adapter
+        # Locked files of the fetched folders in use, so that they are not deleted; key: is it an adapter?
+        self._locks: dict[bool, IO[str]] = {}
 
     async def status(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """``EngineStatus`` as JSON."""
@@ -190,10 +191,10 @@ class ControlPlane:
         folder = Path(body["folder"])
         await self.engine.update_weights(folder, int(body["policy_version"]))
         served, kind = served_weights(folder), is_adapter(folder)  # the full weights below an adapter are served, too
-        if before := self._served.pop(kind, None):
+        if before := self._locks.pop(kind, None):
             before.close()
         if served is not None:
-            self._served[kind] = served
+            self._locks[kind] = served
         return JSONResponse(asdict(self.engine.status()))
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
@@ -228,16 +229,17 @@ def _columns(values: dict[str, Any], headers: dict[str, str] | None = None) -> R
 async def while_connected(work: Coroutine[Any, Any, T], http: HttpRequest) -> T:
     """The result of ``work``, which is cancelled when the caller disconnects."""
     task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_disconnected(http))
+    gone = asyncio.ensure_future(disconnected(http))
     try:
-        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
         return await task
     finally:
-        disconnected.cancel()
+        gone.cancel()
 
 
-async def _disconnected(http: HttpRequest) -> None:
+async def disconnected(http: HttpRequest) -> None:
+    """Return when the caller has closed the connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
