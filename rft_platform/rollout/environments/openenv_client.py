@@ -102,17 +102,9 @@ class OpenEnvEnvironment:
 
 def _websockets() -> Any:
     try:
-        import websockets.asyncio.client
-        import websockets.exceptions
+        import websockets
     except ImportError:
         raise UserError(
             "environments of OpenEnv servers need the package websockets: pip install 'rft-platform[openenv]'"
         ) from None
-    return _Websockets(websockets.asyncio.client.connect, websockets.exceptions.WebSocketException)
-
-
-class _Websockets:
-    """The two names of the package that the client uses."""
-
-    def __init__(self, connect: Any, exception: type[Exception]) -> None:
-        self.connect, self.WebSocketException = connect, exception
+    return websockets
