@@ -43,6 +43,7 @@ from rft_platform.object_store.weights import stored_weights
 from rft_platform.observability.log_context import context_headers
 
 CONNECT_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 3600.0  # a whole batch is one request
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
@@ -60,7 +61,6 @@ class EngineClient:
         cluster: Cluster | None = None,
         *,
         token: str = "",
-        request_timeout_s: float = 3600.0,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         """``address``: that of the engine, or its URL (``http://host:port``) with its ``token``.
@@ -74,7 +74,7 @@ class EngineClient:
         self._http = httpx.Client(
             base_url=f"{self.url}/engine",
             headers={"Authorization": f"Bearer {self.address.token}"} if self.address.token else {},
-            timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             transport=httpx.HTTPTransport(verify=tls_context(), trust_env=False, socket_options=_keep_alive()),
             trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )

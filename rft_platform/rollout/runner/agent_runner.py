@@ -16,7 +16,7 @@ from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.schema import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
-from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runner.report import Tally
 from rft_platform.rollout.runs.attempt import LOGGER, AttemptStatistics, end_other_tasks, run_event_loop
 from rft_platform.rollout.runs.run import Run, RunResult, rows_of_run
@@ -150,10 +150,10 @@ class AgentRunner:
         status: EngineStatus,
         seed: int,
         limits: RolloutLimits,
-        further: FurtherPolicies = NONE,
-        tally: Tally | None = None,
+        further: FurtherPolicies,
+        tally: Tally,
     ) -> None:
-        self.tally = tally or Tally()
+        self.tally = tally
         self._engine = engine
         self._status = status
         self._further = further

@@ -29,7 +29,7 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine, Samplin
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
 from rft_platform.rollout.recording.history import RunHistory
-from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts, user_location
 from rft_platform.rollout.runner.single_turn import InFlight, run_in_flight, run_single_turn
 from rft_platform.rollout.runs.attempt import AttemptStatistics, make_attempt
@@ -49,7 +49,7 @@ class InProcessExecutor:
         sampling: SamplingParams,
         limits: RolloutLimits,
         auxiliary_models: Mapping[str, Any] | None,
-        further: FurtherPolicies = NONE,
+        further: FurtherPolicies,
     ) -> None:
         replicas = engine.replicas if isinstance(engine, EnginePool) else None
         self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas, engine.api_key)
