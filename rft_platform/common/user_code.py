@@ -16,13 +16,16 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.fault_classification import described, user_place
 from rft_platform.common.files import digest_json
+
+T = TypeVar("T")
 
 _UNNAMED = inspect.Parameter.POSITIONAL_ONLY
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -102,9 +105,7 @@ def load_object(reference: str, what: str) -> Any:
         meant = _meant(Path(module_name).name, files)
         raise UserError(f"{what} {reference!r}: there is no file {module_name}{meant}") from error
     except (Exception, SystemExit) as error:  # a script may end itself, because it is not meant to be imported
-        place = user_place(error)
-        cause = f"{described(error)}{f' ({place})' if place else ''}"
-        raise UserError(f"{what} {reference!r}: importing {module_name} raised {cause}") from error
+        raise UserError(f"{what} {reference!r}: importing {module_name} raised {_cause(error)}") from error
     value: Any = module
     for name in attribute.split("."):
         try:
@@ -113,6 +114,32 @@ def load_object(reference: str, what: str) -> Any:
             meant = _meant(name, [known for known in dir(value) if not known.startswith("_")])
             raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}{meant}") from error
     return value
+
+
+def construct(
+    kind: Callable[..., T], arguments: Mapping[str, Any], what: str, key: str, given: Sequence[Any] = ()
+) -> T:
+    """An object of the class ``kind``. Raises UserError if the class does not accept ``arguments``, or raises an error.
+
+    In messages ``what`` names the class, and ``key`` is the setting that has ``arguments``. ``given``: values of the
+    class's first parameters.
+    """
+    try:
+        with suppress(ValueError):  # subclasses of dict and of other types written in C have no signature
+            inspect.signature(kind).bind(*given, **arguments)
+    except TypeError as error:
+        raise UserError(f"{what}: {key} {sorted(arguments)} do not fit ({error})") from error
+    try:
+        return kind(*given, **arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: its constructor raised {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    place = user_place(error)
+    return f"{described(error)}{f' ({place})' if place else ''}"
 
 
 def _public_names(file: Path) -> list[str]:

@@ -43,6 +43,7 @@ from rft_platform.object_store.weights import stored_weights
 from rft_platform.observability.log_context import context_headers
 
 CONNECT_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 3600.0  # a whole batch is one request
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
@@ -60,7 +61,6 @@ class EngineClient:
         cluster: Cluster | None = None,
         *,
         token: str = "",
-        request_timeout_s: float = 3600.0,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         """``address``: that of the engine, or its URL (``http://host:port``) with its ``token``.
@@ -74,7 +74,7 @@ class EngineClient:
         self._http = httpx.Client(
             base_url=f"{self.url}/engine",
             headers={"Authorization": f"Bearer {self.address.token}"} if self.address.token else {},
-            timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             transport=httpx.HTTPTransport(verify=tls_context(), trust_env=False, socket_options=_keep_alive()),
             trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )
@@ -92,7 +92,7 @@ class EngineClient:
 
     def status(self) -> EngineStatus:
         """Health, identity and the current policy version."""
-        return EngineStatus(**self._post("status", timeout_s=STATUS_TIMEOUT_S))
+        return status_in(self._answer("status", timeout_s=STATUS_TIMEOUT_S), f"the engine at {self.url}")
 
     def render(
         self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
@@ -180,7 +180,11 @@ class EngineClient:
     ) -> None:
         self.close()
 
-    def _post(self, name: str, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
+    def _post(self, name: str, **body: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = from_json(self._answer(name, **body))
+        return answer
+
+    def _answer(self, name: str, timeout_s: float | None = None, **body: Any) -> bytes:
         try:
             with self._watched():
                 response = self._http.post(
@@ -194,8 +198,7 @@ class EngineClient:
                 f"the engine at {self.url} does not answer {name}: {error or type(error).__name__}"
             ) from error
         if response.status_code == 200:
-            answer: dict[str, Any] = from_json(response.content)
-            return answer
+            return response.content
         raise self._refusal(name, response)
 
     @contextmanager
@@ -221,6 +224,17 @@ class EngineClient:
         kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError, 507: StorageError}
         kind = kinds.get(response.status_code, EngineError)
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
+
+
+def status_in(answer: bytes, server: str) -> EngineStatus:
+    """The status in an answer of ``server``. Raises UserError if it is no status, or that of another version."""
+    try:
+        return EngineStatus(**from_json(answer))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{server} is not an engine of this version of the platform (its /engine/status: {error}): correct the "
+            "address, or start the engine with this version"
+        ) from error
 
 
 def _end_if_silent(cluster: Cluster, address: Address, answered: threading.Event, limit_s: float) -> None:

@@ -10,7 +10,7 @@ from rft_platform.experience.record import ModelCall
 from rft_platform.openai_api.messages import normalised
 from rft_platform.rollout.recording.model_handle import ModelHandle
 
-LOGGER = logging.getLogger("rft_platform.rollout")
+LOG = logging.getLogger(__name__)
 
 #: Arguments of ``chat`` and ``generate`` that are no parameters of the OpenAI client: they go into the request's body.
 _IN_BODY = ("top_k", "min_tokens", "repetition_penalty", "chat_template_kwargs")
@@ -273,7 +273,7 @@ def matched_calls(
         rest = [call for call in rest if call is not best.call]
         found.append(best.call)
     if inexact:
-        LOGGER.warning(
+        LOG.warning(
             "%d assistant messages follow other messages than those of the recorded calls and were matched by their "
             "text: append the answers of model.chat() to the messages, and do not change earlier messages",
             inexact,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.user_code import check_parameters, load_object
+from rft_platform.common.user_code import check_parameters, construct, load_object
 from rft_platform.rollout.class_style import ClassWorkflow, FormatArgs, is_class_style
 from rft_platform.tasks.task import Task
 
@@ -125,7 +125,8 @@ def resolve_workflow(
     if isinstance(target, type):
         if is_class_style(target):
             return ClassWorkflow(target, dict(arguments or {}), keys, dict(reward_fn_args or {}))
-        target = _instantiate(name, target, dict(arguments or {}), keys.system_prompt)
+        prompt = {_PROMPT: keys.system_prompt} if keys.system_prompt is not None and _has_prompt(target) else {}
+        target = construct(target, {**prompt, **(arguments or {})}, f"workflow {name!r}", "workflow_args")
     elif arguments:
         raise UserError(f"workflow {name!r}: workflow_args {sorted(arguments)} given, but only a class can take them")
     if isinstance(target, SingleTurnWorkflow | AgentWorkflow):
@@ -156,12 +157,3 @@ def _load(name: str) -> Any:
         known = ", ".join(sorted(BUILT_IN))
         raise UserError(f"workflow {name!r}: unknown; expected one of {known}, or package.module:function")
     return load_object(reference, "workflow")
-
-
-def _instantiate(name: str, target: type, arguments: dict[str, Any], system_prompt: str | None) -> Any:
-    if system_prompt is not None and _has_prompt(target):
-        arguments.setdefault(_PROMPT, system_prompt)
-    try:
-        return target(**arguments)
-    except TypeError as error:
-        raise UserError(f"workflow {name!r}: workflow_args {sorted(arguments)} do not fit ({error})") from error

@@ -19,9 +19,9 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rollout.recording.history import group_id, repeat_of, run_id
-from rft_platform.rollout.runner.in_flight import InFlight
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, row_counts
 from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
+from rft_platform.rollout.runner.single_turn import InFlight
 from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
 from rft_platform.rounds.planning.plan import versions_ahead
 from rft_platform.rounds.planning.project_state import Launches, observe

@@ -168,4 +168,4 @@ def test_agentscope2_with_its_own_chat_model_at_the_address_of_the_run_is_record
 def test_code_for_agentscope1_is_refused_with_the_installed_version(name: str) -> None:
     python = required("agentscope2")
     with pytest.raises(UserError, match=r"installed: 2\.\d|agentscope 2\.\S+ is installed"):
-        check_importable(str(python), name, {})
+        check_importable(WorkerWorkflow(name, python=str(python)))

@@ -60,4 +60,4 @@ def test_the_tool_of_a_taskset_is_called(teacher: Teacher, tmp_path: Path) -> No
 
 def test_an_unknown_taskset_is_refused_before_a_start() -> None:
     with pytest.raises(UserError, match="taskset 'nothing_here' not found"):
-        check_importable(str(PYTHON), WORKFLOW, {"taskset": "nothing_here"})
+        check_importable(WorkerWorkflow(WORKFLOW, {"taskset": "nothing_here"}, python=str(PYTHON)))

@@ -15,6 +15,7 @@ from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.rollout.workers.import_check import check_importable
+from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.run.project_checks import unreachable
 from tests.support.findings import warnings_of
 
@@ -80,7 +81,9 @@ def test_a_service_behind_a_proxy_is_not_tried(
 
 
 @pytest.mark.slow
-def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(tmp_path: Path) -> None:
+def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "agent.py"
     file.write_text(
         "import sys\n"
@@ -90,14 +93,16 @@ def test_a_workflow_is_imported_by_the_interpreter_of_the_workers(tmp_path: Path
         "    def __init__(self, key): self.key = key\n"
         "    async def run(self, task, model, auxiliary_models=None): ...\n"
     )
-    check_importable(sys.executable, f"{file}:solve", {})
-    check_importable(sys.executable, f"{file}:Agent", {"key": "s3cret"})
+    check_importable(WorkerWorkflow(f"{file}:solve", python=sys.executable))
+    check_importable(WorkerWorkflow(f"{file}:Agent", {"key": "s3cret"}, python=sys.executable))
     with pytest.raises(UserError, match=r"workflow_args \['key'\] given, but only a class can take them"):
-        check_importable(sys.executable, f"{file}:solve", {"key": "s3cret"})
+        check_importable(WorkerWorkflow(f"{file}:solve", {"key": "s3cret"}, python=sys.executable))
     with pytest.raises(UserError, match=r"has no 'other' \(explorer.workers.python"):
-        check_importable(sys.executable, f"{file}:other", {})
+        check_importable(WorkerWorkflow(f"{file}:other", python=sys.executable))
     with pytest.raises(UserError, match="cannot be run"):
-        check_importable(str(tmp_path / "nowhere"), f"{file}:solve", {})
+        check_importable(WorkerWorkflow(f"{file}:solve", python=str(tmp_path / "nowhere")))
+    monkeypatch.syspath_prepend(tmp_path)  # as the folder of a script is
+    check_importable(WorkerWorkflow("agent:solve", python=sys.executable))
 
 
 def test_the_address_of_the_service_has_no_effect_on_other_modes() -> None:

@@ -20,8 +20,11 @@ from rft_platform.cluster.interface import tls_context
 from rft_platform.cluster.local.processes import wait_until_ended
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import EngineError, UserError, WeightsAbsentError
+from rft_platform.config.checks.machine import Machine
+from rft_platform.config.checks.settings import settings_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.config.resolve import resolve
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.launch.external import external_engine
@@ -239,11 +242,45 @@ def test_an_engine_with_a_certificate_of_a_private_authority(tmp_path: Path, mon
         server.server_close()
 
 
+class LoginPage(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>log in</html>")
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_a_server_that_answers_with_something_else_is_refused(configure: Configure) -> None:
+    server = HTTPServer(("127.0.0.1", 0), LoginPage)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with pytest.raises(UserError, match=f"engine.urls {url} is not an engine of this version"):
+            check_engines(configure(url))
+        with pytest.raises(UserError, match="is not an engine of this version"), EngineClient(url) as client:
+            client.status()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://localhost:port", "http://[::1", "https://:8000"])
+def test_an_address_that_is_no_url_is_refused(configure: Configure, url: str) -> None:
+    found = settings_findings(resolve(configure(url).config), Machine(2, 0))
+    assert [f.text for f in found if "engine.urls" in f.text] == [
+        f"engine.urls {url}: expected http://HOST:PORT or https://HOST:PORT"
+    ]
+
+
 def test_an_engine_that_cannot_be_reached_and_a_missing_token_are_refused(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(UserError, match=f"engine.urls {url}: the engine does not answer"):
+        check_engines(configure(url))
+    monkeypatch.setenv("ENGINE_TOKEN", "a-töken-of-24-characters")
+    with pytest.raises(UserError, match=r"engine.token_env ENGINE_TOKEN: the token has a character that is not ASCII"):
         check_engines(configure(url))
     monkeypatch.delenv("ENGINE_TOKEN")
     with pytest.raises(UserError, match=r"engine.token_env ENGINE_TOKEN: this environment variable is not set"):

@@ -10,7 +10,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.schema.explorer import RuntimeEnv
-from rft_platform.rollout.workers.import_check import check_importable_there
+from rft_platform.rollout.workers.import_check import check_importable
 from rft_platform.rollout.workflow import WorkerWorkflow
 from tests.ray_cluster.test_ray_workers import WHERE, outputs
 from tests.rollout.fake_engine import FakeEngine
@@ -69,7 +69,7 @@ def test_variables_and_a_working_dir_reach_the_workflow(
     monkeypatch.setenv("KEY_X", "a-secret-of-the-command")
     folder = code_in(tmp_path / "code")
     workflow = in_environment("town_agent:run", cluster, working_dir=str(folder), env_vars={"TOWN": "of the file"})
-    check_importable_there(workflow)
+    check_importable(workflow)
     (row,) = explore(engine, workflow, tasks([None])).rows
     assert row.run_output == {
         "name": "Ulm", "folder": str(folder), "town": "of the file", "key": "a-secret-of-the-command",
@@ -97,7 +97,7 @@ def test_a_wheel_is_installed_for_the_workers(
     options: Any = {"packages": [str(file)], option: ["--no-index"]}
     options = [str(file)] if installer == "py_modules" else options
     workflow = in_environment("town_agent:run", cluster, working_dir=str(folder), **{installer: options})
-    check_importable_there(workflow)
+    check_importable(workflow)
     assert outputs(explore(engine, workflow, tasks([None])).rows, "name") == {"of the wheel"}
 
 
@@ -110,7 +110,7 @@ def test_an_environment_that_no_node_can_build_is_the_users_error(
     with pytest.raises(UserError, match=r"explorer.workers.runtime_env: a node cannot build it:\n(.*\n)*.*missing-1.0"):
         explore(engine, workflow, tasks([None] * 4), concurrency=4)
     with pytest.raises(UserError, match=r"explorer.workers.runtime_env: a node cannot build it:\n(.*\n)*.*missing-1.0"):
-        check_importable_there(workflow)
+        check_importable(workflow)
     assert time.monotonic() - began < 60
     assert "not for the log" not in caplog.text
 
@@ -124,10 +124,10 @@ def test_what_ray_refuses_is_refused_before_anything_starts(cluster: "RayCluster
     }
     for message, keys in refused.items():
         with pytest.raises(UserError, match=f"(?s)explorer.workers.{message}"):
-            check_importable_there(in_environment(WHERE, cluster, **keys))
+            check_importable(in_environment(WHERE, cluster, **keys))
 
 
 def test_a_workflow_that_the_environment_lacks_is_the_users_error(cluster: "RayCluster", tmp_path: Path) -> None:
     workflow = in_environment("no_such_agent:run", cluster, working_dir=str(code_in(tmp_path / "code")))
     with pytest.raises(UserError, match=r"cannot import no_such_agent .*in a worker with explorer.workers.runtime_env"):
-        check_importable_there(workflow)
+        check_importable(workflow)

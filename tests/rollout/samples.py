@@ -41,7 +41,7 @@ class Custom:
     """A workflow object with an argument."""
 
     def __init__(self, turns: int, system_prompt: str | None = None) -> None:
-        self.turns, self.system_prompt = turns, system_prompt
+        self.turns, self.system_prompt = int(turns), system_prompt
 
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -166,11 +167,11 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
     with pytest.raises(UserError, match=r"'critic'.*CRITIC_KEY is not set.*export the key"):
         AuxiliaryModel(keyed)
     monkeypatch.setenv("CRITIC_KEY", "s3cret")
-    model = AuxiliaryModel(AuxiliarySpec.from_json(json.loads(json.dumps(keyed.to_json()))))
+    model = AuxiliaryModel(AuxiliarySpec.from_json(json.loads(json.dumps(asdict(keyed)))))
     assert model.spec == keyed
     asyncio.run(model.chat(said("hello")))
     assert endpoint.keys == ["Bearer s3cret"]
-    assert "s3cret" not in f"{model!r} {model.spec!r} {keyed.to_json()}"
+    assert "s3cret" not in f"{model!r} {model.spec!r} {asdict(keyed)}"
 
 
 def test_a_workflow_gets_them_by_name_and_its_rows_hold_the_policy_alone(

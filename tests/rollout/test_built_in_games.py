@@ -96,6 +96,20 @@ def test_tools_and_conversations_have_the_form_of_the_api() -> None:
     assert messages[2]["content"] == '{"sum": 2}'
 
 
+def test_a_conversation_in_the_form_of_the_api_stays_as_it_is() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    entries = [
+        {"role": "user", "content": "1+1?", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+    ]
+    assert conversation(entries) == [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("answer", "reward"),
     [

@@ -109,6 +109,7 @@ def test_an_auxiliary_model_plays_the_user(engine: FakeEngine) -> None:
         ({"user": f"{HERE}:wrong"}, r"Missing essential parameters: \['messages'\]"),
         ({"user": f"{HERE}:customer", "max_rounds": 0}, "max_rounds is 0"),
         ({"user": f"{HERE}:customer", "opening": "policy"}, "expected 'task' or 'user'"),
+        ({"user": "guest", "user_prompt": '{prompt} as {"text": ...}'}, "user_prompt .*write every other brace twice"),
         ({}, "workflow_args .* do not fit"),
     ],
 )

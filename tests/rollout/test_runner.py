@@ -240,7 +240,7 @@ def test_all_failing_is_the_users_error(engine: FakeEngine) -> None:
         explore(engine, workflow, max_retries=0)
     assert isinstance(caught.value.__cause__, KeyError)
     assert "again" not in str(caught.value), "the driver says how to start it again"
-    with pytest.raises(UserCodeError, match="batch 0: the only run failed with KeyError"):
+    with pytest.raises(UserCodeError, match=r"batch 0: the only run failed with KeyError.*; correct the workflow$"):
         explore(engine, workflow, 1, repeat_times=1, max_retries=0)
 
 
@@ -264,6 +264,7 @@ def test_time_outs_name_the_place_and_the_setting_that_allows_more(engine: FakeE
         (lambda: WorkflowOutput(reward=float("nan")), "finite number"),
         (lambda: WorkflowOutput(response=threading.Lock()), "cannot be stored"),
         (lambda: "just text", "returned str, expected WorkflowOutput"),
+        (lambda: WorkflowOutput(metrics={"a": None}), "the metric 'a' is a NoneType; .*; correct the workflow$"),  # type: ignore[dict-item]
     ],
 )
 def test_unusable_output_fails_the_run(engine: FakeEngine, output: Callable[[], Any], message: str) -> None:

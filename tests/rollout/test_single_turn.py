@@ -86,8 +86,8 @@ def test_a_prompt_beyond_the_limit_fails_alone(offline: FakeEngine) -> None:
     assert [row.task_id for row in batch.rows] == ["task-0", "task-0"]
     assert (batch.report.failed, batch.report.dropped_groups) == (2, 1)
     (reason,) = batch.report.errors
-    assert f"more than {min(lengths)} tokens (model.max_prompt_tokens)" in reason
-    with pytest.raises(UserCodeError, match=r"model\.max_prompt_tokens"):
+    assert f"more than {min(lengths)} tokens: shorten the prompts or raise model.max_prompt_tokens" in reason
+    with pytest.raises(UserCodeError, match=r"raise model\.max_prompt_tokens$"):
         explore(offline, max_prompt_tokens=1)
 
 

@@ -11,6 +11,7 @@ from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.rollout.runs.attempt import call_workflow
 from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow, takes_system_prompt
 from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
+from rft_platform.rollout.workflows.chat_models import agentscope_version
 from rft_platform.tasks.task import Task
 
 from . import samples
@@ -53,11 +54,18 @@ async def test_a_function_with_the_parameter_gets_the_system_prompt(tmp_path: Pa
         (f"{HERE}:misspelt", {}, r"Missing essential parameters: \['model'\]"),
         (f"{HERE}:ask_once", {"turns": 1}, "only a class can take them"),
         (f"{HERE}:Custom", {"turn": 1}, r"workflow_args \['turn'\] do not fit"),
+        (f"{HERE}:Custom", {"turns": None}, r"Custom': its constructor raised TypeError: .*\(.*samples.py:\d+\)"),
     ],
 )
 def test_the_error_of_a_bad_name_names_the_cause(name: str, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve_workflow(name, arguments)
+
+
+def test_a_folder_named_agentscope_is_not_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agentscope").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert agentscope_version.__wrapped__() is None
 
 
 def test_parameters_are_checked_by_name() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rft_platform.common.redaction import names_a_secret
 from rft_platform.config.findings import Finding, error, warning
@@ -246,12 +247,21 @@ def _external_problems(config: RftConfig) -> Iterator[Finding]:
             f"engine.urls names {len(engine.urls)} engines and explorer.rollout_model.engine_num is {replicas}: set it "
             f"to {len(engine.urls)}"
         )
-    if wrong := [url for url in engine.urls if not url.startswith(("http://", "https://"))]:
+    if wrong := [url for url in engine.urls if not _is_server(url)]:
         yield error(f"engine.urls {wrong[0]}: expected http://HOST:PORT or https://HOST:PORT")
     if engine.token_env is None:
         yield error("engine.urls: set engine.token_env to the name of the environment variable with their token")
     if config.policies:
         yield error("engine.urls: engines that somebody else runs serve one policy; leave out policies, or engine.urls")
+
+
+def _is_server(url: str) -> bool:
+    """Whether ``url`` is ``http://HOST:PORT`` or the same with https; the port may be missing."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no number, or brackets that do not close
+        return False
 
 
 def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[Finding]:

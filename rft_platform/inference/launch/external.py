@@ -6,8 +6,7 @@ import httpx
 
 from rft_platform.cluster.interface import tls_context
 from rft_platform.common.errors import EngineError, UserError
-from rft_platform.inference.client import CONNECT_TIMEOUT_S, STATUS_TIMEOUT_S, EngineClient
-from rft_platform.inference.interface import EngineStatus
+from rft_platform.inference.client import CONNECT_TIMEOUT_S, STATUS_TIMEOUT_S, EngineClient, status_in
 from rft_platform.inference.serving.weight_files import model_digest
 
 _MISSING = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
@@ -17,8 +16,8 @@ _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 def external_engine(url: str, token: str, model: Path | None = None) -> EngineClient:
     """A client of the engine at ``url``.
 
-    Raises EngineError if the engine does not answer. Raises UserError if it lacks the control plane, refuses the token,
-    or serves another model than the folder ``model``.
+    Raises EngineError if the engine does not answer. Raises UserError if it is no engine of this version, refuses the
+    token, or serves another model than the folder ``model``.
     """
     client = EngineClient(url, token=token)
     key = f"engine.urls {client.url}"
@@ -38,7 +37,7 @@ def external_engine(url: str, token: str, model: Path | None = None) -> EngineCl
         raise UserError(f"{key}: refused ({answer.status_code}): {answer.text[:300]}; correct engine.token_env")
     if not answer.is_success:
         raise EngineError(f"{key}: the engine answers /engine/status with {answer.status_code}: {answer.text[:300]}")
-    status = EngineStatus(**answer.json())
+    status = status_in(answer.content, key)
     if model is not None and status.model_digest != (wanted := model_digest(model)):
         raise UserError(
             f"{key}: serves another model: the files of its folder {status.model_path} have digest "

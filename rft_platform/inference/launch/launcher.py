@@ -66,9 +66,10 @@ def find_or_start_engine(
     A running engine with another model or other settings is ended first. A running engine serves the weights that were
     loaded last, and these may differ from those in ``model_path``: compare ``status().weights_digest`` and call
     ``update_weights``. Each ``replica`` 0, 1, ... of each ``name`` is a separate service (``engine``, ``engine-1``,
-    ...). ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's value, or the
-    ``reserved_gpus`` that a cluster of several machines assigns. Raises UserError for a folder or a
-    setting that cannot be served, EngineError if the engine does not start.
+    ...). Raises UserError for a folder or a setting that cannot be served, EngineError if the engine does not start.
+
+    ``gpus``: CUDA_VISIBLE_DEVICES of the process; None keeps the caller's. On a cluster of several machines leave it
+    None: the cluster assigns ``reserved_gpus`` GPUs.
     """
     try:
         address = cluster.ensure(engine_service(model_path, spec, replica_name(replica, name), gpus, reserved_gpus))

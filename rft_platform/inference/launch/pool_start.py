@@ -11,7 +11,7 @@ from rft_platform.config.gpu_placement import gpu_count, visible_devices
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool.engine_pool import EnginePool
 
-LOGGER = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def find_or_start_pool(count: int, start: Callable[[int], EngineClient], engines_per_gpu: int = 1) -> EnginePool:
@@ -30,7 +30,7 @@ def find_or_start_pool(count: int, start: Callable[[int], EngineClient], engines
         if error is None:
             clients[number] = future.result()
         elif isinstance(error, EngineError):
-            LOGGER.warning("replica %d of the engine does not start: %s", number, error)
+            LOG.warning("replica %d of the engine does not start: %s", number, error)
             down[number] = str(error)
         else:
             raise error

@@ -30,7 +30,7 @@ from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.inference.pool.weights import PoolWeights
 
 RETRY_S = 30.0  # between two attempts at the same replica
-LOGGER = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class ReplicaRestarter:
@@ -79,11 +79,11 @@ class ReplicaRestarter:
             if self._closed:
                 return
             self._admit(number, client)
-            LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
+            LOG.warning("replica %d of the engine serves again at %s", number, client.url)
         except Exception as error:  # any error: the other replicas keep serving, and ``none_left`` names this reason
             self._set_down_reason(number, f"it could not be restarted: {error}")
             self._failed_at[number] = time.monotonic()
-            LOGGER.warning("replica %d of the engine could not be restarted: %s", number, error)
+            LOG.warning("replica %d of the engine could not be restarted: %s", number, error)
         finally:
             with self._lock:
                 self._threads.pop(number, None)

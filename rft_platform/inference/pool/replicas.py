@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import EngineError
 
 if TYPE_CHECKING:
     from rft_platform.inference.client import EngineClient
-from itertools import accumulate
 
 #: Each share of a batch has at least about this many sequences. A decode step of so few sequences takes hardly longer
 #: than a step of one sequence, so smaller shares would not be faster.
 ROWS_A_SHARE = 8
+#: The calls of a run go to the same replica, unless its load exceeds the smallest load by more than this many requests
+#: of the call's size.
+STICKY_REQUESTS = 2
+PROBE_AFTER_S = 30.0  # time without work after which a status request resets the replica's idle time-out
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,6 @@ def _cut(ends: Sequence[int], due: float, start: int) -> int:
     return min(range(start, len(ends)), key=lambda place: abs(ends[place] - due))
 
 
-#: The calls of a run go to the same replica, unless its load exceeds the smallest load by more than this many requests
-#: of the call's size.
-STICKY_REQUESTS = 2
-PROBE_AFTER_S = 30.0  # time without work after which a status request resets the replica's idle time-out
-
-
 @dataclass(eq=False, slots=True)
 class Replica:
     """One process of a pool. The process that replaces it is another ``Replica`` with the same number."""
@@ -97,12 +95,9 @@ class Replicas:
     turns.
     """
 
-    def __init__(
-        self, serving: Iterable[Replica], down: dict[int, str], on_down: Callable[[int], None] = lambda number: None
-    ) -> None:
-        """``down``: reason by replica number. ``on_down`` is called, outside the lock, with the number of each replica
-        that goes down."""
-        self.on_down = on_down
+    def __init__(self, serving: Iterable[Replica], down: dict[int, str]) -> None:
+        """``down``: reason by replica number."""
+        self.on_down: Callable[[int], None] = lambda number: None  # gets a replica's number, outside the lock
         self.on_idle: Callable[[Replica], None] = lambda replica: None
         self._lock = threading.Lock()
         self._serving = {replica.number: replica for replica in serving}
@@ -129,8 +124,8 @@ class Replicas:
         with self._lock:
             return dict(self._down)
 
-    def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
-        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless it is much busier than the others.
+    def take(self, tokens: int, preferred: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
+        """Choose the replica for a request of ``tokens`` tokens: ``preferred`` unless it is much busier than others.
 
         Otherwise the least loaded replica. Call ``release`` when the request is done. Raises EngineError, naming each
         replica, if every active replica is in ``tried``.
@@ -140,9 +135,9 @@ class Replicas:
             if not able:
                 raise self._none_left()
             chosen = min(able, key=lambda replica: (replica.outstanding, replica.turn))
-            if home in able and home is not None:
-                stay = home.outstanding <= chosen.outstanding + STICKY_REQUESTS * tokens
-                chosen = home if stay else chosen
+            if preferred in able and preferred is not None:
+                stay = preferred.outstanding <= chosen.outstanding + STICKY_REQUESTS * tokens
+                chosen = preferred if stay else chosen
             self._add_load(chosen, tokens)
             idle = self._idle()
         self._report_idle(idle)

@@ -8,6 +8,7 @@ from rft_platform.common.errors import EngineError, WeightMismatchError
 from rft_platform.inference.canary import TOLERANCE, mean_difference
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import EngineStatus
+from rft_platform.inference.serving.weight_files import is_adapter
 
 #: Conversation on which a returning replica is compared with the pool.
 _QUESTION = [{"role": "user", "content": "The quick brown fox jumps over 13 lazy dogs. What is 6 * 7?"}]
@@ -63,13 +64,13 @@ class PoolWeights:
 
     def settled(self, folder: Path) -> None:
         """Record that all replicas serve the weights in ``folder``."""
-        if not _is_adapter(folder):
+        if not is_adapter(folder):
             self._full = folder
 
     def restore(self, client: EngineClient, target: EngineStatus) -> None:
         """Load the weights of ``target`` into one replica; WeightMismatchError if the digest of the files changed."""
         folder = Path(target.weights_path)
-        if _is_adapter(folder) and self._full is not None:
+        if is_adapter(folder) and self._full is not None:
             client.update_weights(self._full, target.policy_version)
         client.update_weights(folder, target.policy_version)
         served = client.status()
@@ -106,10 +107,6 @@ class PoolWeights:
                 f"differ from those of its pool by {difference:.3g} nats on average (at most {tolerance:g})"
             )
         client.resume()
-
-
-def _is_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").exists()
 
 
 def _identity(status: EngineStatus | None) -> tuple[int, str] | None:

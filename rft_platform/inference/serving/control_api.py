@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
@@ -138,7 +138,8 @@ class ControlPlane:
     def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
         self.stop = stop
-        self._kept: dict[str, IO[str]] = {}  # weights of this machine: fetched last, served full ones, served adapter
+        # Locked files of the fetched folders in use, so that they are not deleted.
+        self._locks: dict[Literal["fetched", "full", "adapter"], IO[str]] = {}
 
     async def status(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """``EngineStatus`` as JSON."""
@@ -193,11 +194,11 @@ class ControlPlane:
         self._keep("adapter" if is_adapter(folder) else "full", served_weights(folder))
         return JSONResponse(asdict(self.engine.status()))
 
-    def _keep(self, kind: str, weights: IO[str] | None) -> None:
-        if before := self._kept.pop(kind, None):
+    def _keep(self, kind: Literal["fetched", "full", "adapter"], weights: IO[str] | None) -> None:
+        if before := self._locks.pop(kind, None):
             before.close()
         if weights is not None:
-            self._kept[kind] = weights
+            self._locks[kind] = weights
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{mode} -> {paused}, once running requests are frozen, ended or finished."""
@@ -231,16 +232,17 @@ def _columns(values: dict[str, Any], headers: dict[str, str] | None = None) -> R
 async def while_connected(work: Coroutine[Any, Any, T], http: HttpRequest) -> T:
     """The result of ``work``, which is cancelled when the caller disconnects."""
     task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_disconnected(http))
+    gone = asyncio.ensure_future(disconnected(http))
     try:
-        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
         return await task
     finally:
-        disconnected.cancel()
+        gone.cancel()
 
 
-async def _disconnected(http: HttpRequest) -> None:
+async def disconnected(http: HttpRequest) -> None:
+    """Return when the caller has closed the connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

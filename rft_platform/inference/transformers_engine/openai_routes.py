@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rft_platform.inference.interface import VERSION_HEADER, SamplingParams
+from rft_platform.inference.serving.control_api import disconnected
 from rft_platform.inference.serving.request_body import MAX_BODY_BYTES, parsing_route
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
@@ -22,6 +23,8 @@ from rft_platform.openai_api.schema import ChatBody, CompletionBody, SamplingBod
 from rft_platform.openai_api.streams import END_OF_STREAM, data_event
 from rft_platform.openai_api.tokenizer import check_text
 
+T = TypeVar("T")
+
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 _NO_GRAMMAR = (
     "response_format is not supported by the embedded engine, which cannot sample under a grammar: set engine.kind: "
@@ -30,8 +33,8 @@ _NO_GRAMMAR = (
 
 
 @dataclass
-class Work:
-    """A chat or completion request in the form that ``_answer`` handles."""
+class SamplingRequest:
+    """A checked chat or completion request: its prompts, sampling parameters, and the form of its answer."""
 
     body: SamplingBody
     form: AnswerForm
@@ -67,11 +70,11 @@ def install(app: FastAPI, engine: TransformersEngine) -> None:
 
     @router.post("/chat/completions")
     async def chat(body: ChatBody, http: HttpRequest) -> Response:
-        return await _answer(engine, await asyncio.to_thread(_chat_work, engine, body), http)
+        return await _answer(engine, await asyncio.to_thread(_chat_request, engine, body), http)
 
     @router.post("/completions")
     async def completions(body: CompletionBody, http: HttpRequest) -> Response:
-        return await _answer(engine, await asyncio.to_thread(_completion_work, engine, body), http)
+        return await _answer(engine, await asyncio.to_thread(_completion_request, engine, body), http)
 
     app.include_router(router)
 
@@ -80,7 +83,7 @@ def _served(engine: TransformersEngine) -> ServedModel:
     return ServedModel(engine.model_path, engine.max_model_len)
 
 
-def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
+def _chat_request(engine: TransformersEngine, body: ChatBody) -> SamplingRequest:
     if body.asks_for_json:
         raise ApiError(400, _NO_GRAMMAR, "invalid_value", "response_format")
     model = _model_name(engine, body)
@@ -89,7 +92,7 @@ def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
     reasoning = engine.parses_reasoning and not prefix
     sampling = sampling_of(body, engine.max_model_len)
     prompts = [_encoded(engine, text + prefix)]
-    return Work(
+    return SamplingRequest(
         body,
         AnswerForm(
             True, model, engine.tokenizer, bool(body.logprobs), bool(body.return_token_ids), prompts, sampling.n
@@ -102,12 +105,12 @@ def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
     )
 
 
-def _completion_work(engine: TransformersEngine, body: CompletionBody) -> Work:
+def _completion_request(engine: TransformersEngine, body: CompletionBody) -> SamplingRequest:
     model, wants_logprobs = _model_name(engine, body), body.logprobs is not None
     prompts = [_encoded(engine, each) if isinstance(each, str) else each for each in prompts_of(body.prompt)]
     sampling = sampling_of(body, COMPLETION_TOKENS)
     form = AnswerForm(False, model, engine.tokenizer, wants_logprobs, bool(body.return_token_ids), prompts, sampling.n)
-    return Work(body, form, sampling, body.logprobs or 0)
+    return SamplingRequest(body, form, sampling, body.logprobs or 0)
 
 
 def sampling_of(body: SamplingBody, default_max_tokens: int) -> SamplingParams:
@@ -136,35 +139,29 @@ def _model_name(engine: TransformersEngine, body: SamplingBody) -> str:
     return body.model or engine.model_path.name
 
 
-async def _answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> Response:
-    if work.body.stream:
-        return await _streamed_answer(engine, work, http)
-    request = engine.submit(work.form.prompts, work.sampling, work.top_logprobs)
-    await finished(engine, request, http)
+async def _answer(engine: TransformersEngine, asked: SamplingRequest, http: HttpRequest) -> Response:
+    if asked.body.stream:
+        return await _streamed_answer(engine, asked, http)
+    request = engine.submit(asked.form.prompts, asked.sampling, asked.top_logprobs)
+    await _awaited(engine, request, asyncio.wrap_future(request.future), http)
     choices = [
         builder.whole(done.token_ids, done.logprobs, request.tops[row], done.finish_reason)
-        for row, builder in enumerate(work.builders(engine, request))
+        for row, builder in enumerate(asked.builders(engine, request))
         for done in [request.results[row]]
     ]
-    return JSONResponse(work.form.whole(choices, request.sampled), headers=version_header(request))
+    return JSONResponse(asked.form.whole(choices, request.sampled), headers=version_header(request))
 
 
-async def finished(engine: TransformersEngine, request: Request, http: HttpRequest) -> None:
-    """Wait for ``request``; cancel it when its caller disconnects."""
-    result: asyncio.Future[Any] = asyncio.wrap_future(request.future)
-    disconnected: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
+async def _awaited(engine: TransformersEngine, request: Request, wanted: "asyncio.Future[T]", http: HttpRequest) -> T:
+    """Wait for a result or event of ``request``; cancel ``request`` if its caller disconnects before."""
+    gone: asyncio.Future[Any] = asyncio.ensure_future(disconnected(http))
     try:
-        await asyncio.wait({result, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not result.done():
+        await asyncio.wait({wanted, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not wanted.done():
             engine.scheduler.cancel(request)
-        await result
+        return await wanted
     finally:
-        disconnected.cancel()
-
-
-async def _disconnected(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+        gone.cancel()
 
 
 def version_header(request: Request) -> dict[str, str]:
@@ -172,7 +169,7 @@ def version_header(request: Request) -> dict[str, str]:
     return {VERSION_HEADER: str(request.policy_version)}
 
 
-async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> Response:
+async def _streamed_answer(engine: TransformersEngine, asked: SamplingRequest, http: HttpRequest) -> Response:
     events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -180,29 +177,14 @@ async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpReq
         with suppress(RuntimeError):  # the server is shutting down and its loop is closed
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-    request = engine.submit(work.form.prompts, work.sampling, work.top_logprobs, on_token=post)
+    request = engine.submit(asked.form.prompts, asked.sampling, asked.top_logprobs, on_token=post)
     request.future.add_done_callback(lambda _: post(None))
     # The policy version is known from the first token on. A failure before this token can still set the HTTP status.
-    first = await _first_event(engine, request, events, http)
+    first = await _awaited(engine, request, asyncio.ensure_future(events.get()), http)
     if first is None:
         request.future.result()
-    chunks = _chunks(engine, request, first, events, work)
+    chunks = _chunks(engine, request, first, events, asked)
     return StreamingResponse(chunks, media_type="text/event-stream", headers=version_header(request))
-
-
-async def _first_event(
-    engine: TransformersEngine, request: Request, events: "asyncio.Queue[TokenEvent | None]", http: HttpRequest
-) -> TokenEvent | None:
-    """Wait for the first event of a streamed request; cancel the request if its caller disconnects before."""
-    first = asyncio.ensure_future(events.get())
-    disconnected = asyncio.ensure_future(_disconnected(http))
-    try:
-        await asyncio.wait({first, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            engine.scheduler.cancel(request)
-        return await first
-    finally:
-        disconnected.cancel()
 
 
 async def _chunks(
@@ -210,9 +192,9 @@ async def _chunks(
     request: Request,
     event: TokenEvent | None,
     events: "asyncio.Queue[TokenEvent | None]",
-    work: Work,
+    asked: SamplingRequest,
 ) -> AsyncIterator[bytes]:
-    form, builders = work.form, work.builders(engine, request)
+    form, builders = asked.form, asked.builders(engine, request)
     try:
         for row in range(request.rows) if form.chat else ():
             yield data_event(form.first_chunk(row))
@@ -228,7 +210,7 @@ async def _chunks(
         for builder in builders:
             for chunk in [] if builder.finished else builder.add([], [], [], "abort"):
                 yield data_event(chunk)
-        if work.body.includes_usage:
+        if asked.body.includes_usage:
             yield data_event(form.usage_chunk(request.sampled))
         yield END_OF_STREAM
     finally:

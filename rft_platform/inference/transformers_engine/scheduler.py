@@ -17,7 +17,7 @@ from rft_platform.inference.transformers_engine.request import Request
 
 T = TypeVar("T")
 IDLE_S = 10.0  # time without work after which the generator releases its memory
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Scheduler:
             try:
                 self._turn()
             except Exception as error:  # for instance out of memory: the active requests fail, the engine continues
-                logger.exception("a step failed")
+                LOG.exception("a step failed")
                 self.generator.fail(error)
         ended = EngineError("the engine shut down before it answered")
         self.generator.fail(ended)

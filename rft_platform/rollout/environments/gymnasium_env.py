@@ -40,11 +40,6 @@ class GymnasiumEnvironment:
         elif type(space).__name__ != "Text":
             raise UserError(f"environment gymnasium:{name}: its actions are {space}, expected Discrete or Text")
 
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """None: the answer's text is the action."""
-        return ()
-
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         """Start with the row's ``seed``, a whole number; without one the start is random."""
         seed = row.get("seed")

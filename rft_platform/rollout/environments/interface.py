@@ -1,6 +1,6 @@
 """The interface of environments, and what goes in and comes out at each turn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,12 +34,9 @@ class Environment(Protocol):
 
     ``__init__`` must be cheap and must not need closing, because the check of the configuration makes an object too.
     An error that an implementation raises fails the run's attempt, which is retried as other attempts are.
+    An implementation may have an attribute ``tools``: the tools in OpenAI's format, read once after ``reset``. If it is
+    empty or missing, the text of an answer is the action.
     """
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """The tools in OpenAI's format, known after ``reset``; empty: the text of an answer is the action."""
-        ...
 
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         """Start the episode of a task's row (for instance with its ``seed``)."""

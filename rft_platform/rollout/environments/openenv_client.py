@@ -6,7 +6,7 @@ reward and done, ``close`` ends the session, and an ``error`` has a message.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rft_platform.common.errors import UserError
@@ -38,11 +38,6 @@ class OpenEnvEnvironment:
         self._action_key, self._observation_key = action_key, observation_key
         self._reset, self._timeout_s = dict(reset or {}), timeout_s
         self._socket: Any = None
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """None: the answer's text is the action."""
-        return ()
 
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         """Connect and start an episode."""
@@ -107,17 +102,9 @@ class OpenEnvEnvironment:
 
 def _websockets() -> Any:
     try:
-        import websockets.asyncio.client
-        import websockets.exceptions
+        import websockets
     except ImportError:
         raise UserError(
             "environments of OpenEnv servers need the package websockets: pip install 'rft-platform[openenv]'"
         ) from None
-    return _Websockets(websockets.asyncio.client.connect, websockets.exceptions.WebSocketException)
-
-
-class _Websockets:
-    """The two names of the package that the client uses."""
-
-    def __init__(self, connect: Any, exception: type[Exception]) -> None:
-        self.connect, self.WebSocketException = connect, exception
+    return websockets

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
@@ -42,11 +42,6 @@ class ScienceWorldEnvironment:
         self._package, self._task, self._split = scienceworld, task, split
         self._simplifications, self._max_moves = simplifications, max_moves
         self._env: Any = None
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """None: the answer's text is the action."""
-        return ()
 
     async def reset(self, row: Mapping[str, Any]) -> Turn:
         """Start Java and the variation that the row's ``seed`` (0) chooses; the observation begins with the task."""

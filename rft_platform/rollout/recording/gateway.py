@@ -76,9 +76,7 @@ class RunRecord:
 class RecordingGateway:
     """The gateway: runs in a thread with its own event loop, so that a blocking workflow does not delay its agent."""
 
-    def __init__(
-        self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
-    ) -> None:
+    def __init__(self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport]) -> None:
         """Requests are sent to ``engine_url`` (ends in /v1) through the recording transport of their run."""
         self._runs: dict[str, RunRecord] = {}  # running runs, by the name in their key
         self._names: dict[int, str] = {}  # id of a history -> name
@@ -86,9 +84,8 @@ class RecordingGateway:
         self._numbers = itertools.count()
         self._make_transport = make_transport
         self._lock = threading.Lock()
-        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # callers are queued from now on
+        listener = socket.create_server((HOST, 0), backlog=_BACKLOG)  # callers are queued from now on
         self._port = listener.getsockname()[1]
-        self._host = host
         app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
         self._closing: list[Future[None]] = []
         self._server = ServerThread(app, listener, "recording-gateway", _GRACE_S)
@@ -96,7 +93,7 @@ class RecordingGateway:
     @property
     def base_url(self) -> str:
         """Base URL that agents use instead of the URL of OpenAI's API; ends in /v1."""
-        return f"http://{self._host}:{self._port}{_PREFIX}"
+        return f"http://{HOST}:{self._port}{_PREFIX}"
 
     def register(self, history: RunHistory) -> str:
         """Return the key of ``history``: ``<batch>/<task>/<run>.<secret>``, the same at every call.

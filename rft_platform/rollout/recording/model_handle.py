@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import UserCodeError
 from rft_platform.common.policy_names import DEFAULT_POLICY
@@ -91,7 +91,7 @@ class ModelHandle:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Return the assistant message that continues ``messages``, in the API's format, ready to be appended."""
-        return await chat_once(self, messages, tools, arguments)
+        return await chat_once(self.get_openai_async_client(), self.model_name, messages, tools, arguments)
 
     def set_env_state(self, state: Any) -> None:
         """Set the environment state that the next calls of this run respond to: text, bytes or a JSON value.
@@ -130,26 +130,19 @@ class ModelHandle:
             self._sync.close()
 
 
-class HasClients(Protocol):
-    """A model that is called through OpenAI clients."""
-
-    @property
-    def model_name(self) -> str:
-        """Value of ``model`` in a request."""
-        ...
-
-    def get_openai_async_client(self) -> Any:
-        """Return an ``openai.AsyncOpenAI``."""
-        ...
-
-
 async def chat_once(
-    model: HasClients, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
+    client: Any,
+    model: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    """Make one chat completion and return the assistant message in the API's format; raises what ``openai`` raises."""
+    """Make one chat completion with ``client``, an ``openai.AsyncOpenAI``, and raise what it raises.
+
+    Returns the assistant message in the API's format.
+    """
     options = {**arguments, "tools": tools} if tools else arguments
-    client = model.get_openai_async_client()
-    answer = await client.chat.completions.create(model=model.model_name, messages=messages, **options)
+    answer = await client.chat.completions.create(model=model, messages=messages, **options)
     message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
     return message
 

@@ -41,7 +41,3 @@ class FurtherPolicies:
         """Raise EngineError if an engine is gone."""
         for engine in self.engines.values():
             engine.status()
-
-
-#: For batches of the first policy alone.
-NONE = FurtherPolicies()

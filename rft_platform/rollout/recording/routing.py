@@ -22,13 +22,13 @@ _LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
 _UNAVAILABLE = 503  # the answer of an engine that is shutting down
 
 
-class _Trip:
+class _RoutedRequest:
     """One request and the replicas that were tried for it."""
 
-    def __init__(self, replicas: Replicas, home: Replica | None, request: Any) -> None:
+    def __init__(self, replicas: Replicas, preferred: Replica | None, request: Any) -> None:
         self._replicas = replicas
         self._request = request
-        self._home = home
+        self._preferred = preferred
         self._tokens = int(request.extensions.get(TOKENS, 1))
         self._tried: list[Replica] = []
         self._failure: Exception | None = None
@@ -42,7 +42,7 @@ class _Trip:
         try:
             if len(self._tried) >= self._replicas.count:
                 raise self._failure or self._replicas.none_left()
-            replica = self._replicas.take(self._tokens, self._home, self._tried)
+            replica = self._replicas.take(self._tokens, self._preferred, self._tried)
         except (EngineError, *_LOST) as error:
             if self.last_answer is not None:
                 return None
@@ -98,18 +98,18 @@ class _Trip:
 class _Attempt:
     """The request at one replica."""
 
-    def __init__(self, trip: _Trip, replica: Replica) -> None:
-        self._trip = trip
+    def __init__(self, routed: _RoutedRequest, replica: Replica) -> None:
+        self._routed = routed
         self._replica = replica
         self.streams = False
 
     def lost(self, error: Exception) -> None:
         """Mark the replica as down: it does not answer."""
-        self._trip.lost(self._replica, error)
+        self._routed.lost(self._replica, error)
 
     def release(self) -> None:
         """Release the replica: it no longer works on the request."""
-        self._trip.release(self._replica)
+        self._routed.release(self._replica)
 
     def pass_on(self, response: Any) -> Any:
         """Pass a streamed answer to the caller; the end of the stream releases the replica.
@@ -125,7 +125,7 @@ class _Attempt:
         """Whether the caller gets ``response``. False: the replica cannot serve, and another replica is tried."""
         if response.status_code != _UNAVAILABLE:
             return True
-        self._trip.unavailable(self._replica, response)
+        self._routed.unavailable(self._replica, response)
         return False
 
 
@@ -135,7 +135,7 @@ class AsyncRouter(wire.AsyncBaseTransport):
     def __init__(self, inner: Any, replicas: Replicas) -> None:
         self._inner = inner
         self._replicas = replicas
-        self._home: Replica | None = None
+        self._preferred: Replica | None = None
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -146,18 +146,18 @@ class AsyncRouter(wire.AsyncBaseTransport):
         if OTHER_ENGINE in request.extensions:
             return await self._inner.handle_async_request(request)
         await request.aread()
-        trip = _Trip(self._replicas, self._home, request)
-        while (replica := trip.next_replica()) is not None:
-            self._home = replica
-            with trip.attempt(replica) as attempt:
-                response = await self._inner.handle_async_request(trip.addressed(replica))
+        routed = _RoutedRequest(self._replicas, self._preferred, request)
+        while (replica := routed.next_replica()) is not None:
+            self._preferred = replica
+            with routed.attempt(replica) as attempt:
+                response = await self._inner.handle_async_request(routed.addressed(replica))
                 if _is_stream(response):
                     return attempt.pass_on(response)
                 await response.aread()
                 await response.aclose()
                 if attempt.accepts(response):
                     return response
-        return trip.last_answer
+        return routed.last_answer
 
 
 class SyncRouter(wire.BaseTransport):
@@ -166,7 +166,7 @@ class SyncRouter(wire.BaseTransport):
     def __init__(self, inner: Any, replicas: Replicas) -> None:
         self._inner = inner
         self._replicas = replicas
-        self._home: Replica | None = None
+        self._preferred: Replica | None = None
 
     def close(self) -> None:
         """Close the connections."""
@@ -177,18 +177,18 @@ class SyncRouter(wire.BaseTransport):
         if OTHER_ENGINE in request.extensions:
             return self._inner.handle_request(request)
         request.read()
-        trip = _Trip(self._replicas, self._home, request)
-        while (replica := trip.next_replica()) is not None:
-            self._home = replica
-            with trip.attempt(replica) as attempt:
-                response = self._inner.handle_request(trip.addressed(replica))
+        routed = _RoutedRequest(self._replicas, self._preferred, request)
+        while (replica := routed.next_replica()) is not None:
+            self._preferred = replica
+            with routed.attempt(replica) as attempt:
+                response = self._inner.handle_request(routed.addressed(replica))
                 if _is_stream(response):
                     return attempt.pass_on(response)
                 response.read()
                 response.close()
                 if attempt.accepts(response):
                     return response
-        return trip.last_answer
+        return routed.last_answer
 
 
 def _is_stream(response: Any) -> bool:

@@ -4,6 +4,7 @@ Stragglers are handled by dynamic time-outs and by over-rollout (finish a batch 
 """
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,12 @@ from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.schema import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
-from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runner.report import Tally
-from rft_platform.rollout.runs.attempt import LOGGER, AttemptStatistics, end_other_tasks, run_event_loop
+from rft_platform.rollout.runs.attempt import AttemptStatistics, end_other_tasks, run_event_loop
 from rft_platform.rollout.runs.run import Run, RunResult, rows_of_run
+
+LOG = logging.getLogger(__name__)
 
 #: A dynamic time-out begins after this many successful attempts: the mean of fewer durations says little.
 ENOUGH_ATTEMPTS = 8
@@ -150,10 +153,10 @@ class AgentRunner:
         status: EngineStatus,
         seed: int,
         limits: RolloutLimits,
-        further: FurtherPolicies = NONE,
-        tally: Tally | None = None,
+        further: FurtherPolicies,
+        tally: Tally,
     ) -> None:
-        self.tally = tally or Tally()
+        self.tally = tally
         self._engine = engine
         self._status = status
         self._further = further
@@ -193,7 +196,7 @@ class AgentRunner:
                 raise
             ended = done.keys() | self._given_up
             self.tally.stopped_runs = [run.run_id for run in runs if run.run_id not in ended]
-            LOGGER.info("%d straggling runs were stopped: enough tasks are done", len(self.tally.stopped_runs))
+            LOG.info("%d straggling runs were stopped: enough tasks are done", len(self.tally.stopped_runs))
         finally:
             await end_other_tasks()
         return done

@@ -17,7 +17,7 @@ from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, 
 from rft_platform.rollout.runs.attempt import RemoteFailure
 from rft_platform.rollout.runs.run import Run
 
-_log = logging.getLogger("rft_platform.rollout")
+LOG = logging.getLogger(__name__)
 _PREVIOUS_CALLS = 8  # earlier calls to compare: if sub-agents alternate, a call may continue an older one
 
 Ids = npt.NDArray[np.int32]
@@ -108,7 +108,7 @@ class Tally:
         self.errors[message] += 1
         self.last_error = error
         failed = f"run {run.run_id} of task {run.task.task_id}, attempt {attempt} failed"
-        _log.log(level, "%s: %s%s", failed, message, user_location(error))
+        LOG.log(level, "%s: %s%s", failed, message, user_location(error))
 
     def counts(self) -> dict[str, Any]:
         """Return the report fields that this object counts. ``errors`` has only the most frequent kinds of error."""

@@ -15,25 +15,25 @@ Invariants:
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from time import perf_counter, process_time, time
+from time import perf_counter, process_time
 from typing import Any
 
-from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError
+from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError, UserError
 from rft_platform.config.rollout_limits import GroupPolicy, RolloutLimits, may_train
 from rft_platform.experience.file_names import round_key
-from rft_platform.experience.record import ModelCall, RolloutRow
-from rft_platform.inference.interface import EngineStatus, Generation, PolicyEngine, SamplingParams, greedy
+from rft_platform.experience.record import RolloutRow
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
-from rft_platform.rollout.recording.history import RunHistory, derive_seed
-from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
-from rft_platform.rollout.runner.in_flight import InFlight, run_in_flight
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts, user_location
+from rft_platform.rollout.runner.single_turn import InFlight, run_in_flight, run_single_turn
 from rft_platform.rollout.runs.attempt import AttemptStatistics, make_attempt
-from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult, row_of_call
+from rft_platform.rollout.runs.run import ExploreBatch, Run, RunResult
 from rft_platform.rollout.workflow import LocalWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
 
@@ -49,7 +49,7 @@ class InProcessExecutor:
         sampling: SamplingParams,
         limits: RolloutLimits,
         auxiliary_models: Mapping[str, Any] | None,
-        further: FurtherPolicies = NONE,
+        further: FurtherPolicies,
     ) -> None:
         replicas = engine.replicas if isinstance(engine, EnginePool) else None
         self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas, engine.api_key)
@@ -94,80 +94,6 @@ class SingleTurn:
     def messages(self, task: Task) -> list[dict[str, Any]]:
         """The conversation that the answer continues."""
         return [*task.system_messages(self.system_prompt), {"role": "user", "content": task.prompt}]
-
-
-def run_single_turn(
-    engine: PolicyEngine,
-    status: EngineStatus,
-    workflow: SingleTurnWorkflow,
-    batch: ExploreBatch,
-    sampling: SamplingParams,
-    max_prompt_tokens: int | None = None,
-) -> tuple[list[RolloutRow], list[Run]]:
-    """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
-
-    A prompt of more than ``max_prompt_tokens`` is not sampled. The whole batch takes three engine calls: render all
-    prompts, sample all groups, decode all answers. Greedy runs are a call more.
-    """
-    conversations = [workflow.messages(task) for task in batch.tasks]
-    rendered = engine.render(conversations)
-    fits = [max_prompt_tokens is None or len(prompt) <= max_prompt_tokens for prompt in rendered]
-    fitting_runs = [fitting for fitting in fits for _ in range(batch.repeat_times)]
-    too_long = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if not fitting]
-    if not any(fits):
-        return [], too_long
-    prompts = [prompt for prompt, fitting in zip(rendered, fits, strict=True) if fitting]
-    conversations = [messages for messages, fitting in zip(conversations, fits, strict=True) if fitting]
-    seeded = replace(sampling, seed=derive_seed(batch.seed, batch.round, batch.number), first_prompt=batch.first_prompt)
-    created_at, started = time(), perf_counter()
-    generations = _generate(engine, prompts, seeded, batch)
-    duration_s = perf_counter() - started
-    sampled = [
-        (conversation, generation, completion)
-        for conversation, generation in zip(conversations, generations, strict=True)
-        for completion in generation.completions
-    ]
-    texts = engine.decode([completion.token_ids for _, _, completion in sampled])
-    runs, rows = [run for run, fitting in zip(batch.runs(), fitting_runs, strict=True) if fitting], []
-    for run, (messages, generation, completion), text in zip(runs, sampled, texts, strict=True):
-        if completion.finish_reason == "abort":
-            continue
-        call = ModelCall(
-            msg_id=f"gen-{run.run_id}",
-            policy_version=generation.policy_version,
-            prompt_ids=generation.prompt_ids,
-            response_ids=completion.token_ids,
-            rollout_logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            temperature=run.sampling(sampling).temperature,
-            top_p=run.sampling(sampling).top_p,
-            top_k=run.sampling(sampling).top_k,
-            messages=messages,
-            tools=[],
-            response={"role": "assistant", "content": text},
-            created_at=created_at,
-            duration_s=duration_s,
-        )
-        row = row_of_call(run, 0, call, status)
-        row.run_output = text
-        rows.append(row)
-    return rows, too_long
-
-
-def _generate(
-    engine: PolicyEngine, prompts: list[list[int]], sampling: SamplingParams, batch: ExploreBatch
-) -> list[Generation]:
-    """The completions of every prompt, one for each run of its task, in the order of the runs."""
-    if not batch.greedy_first:
-        return engine.generate(prompts, replace(sampling, n=batch.repeat_times))
-    first = engine.generate(prompts, replace(greedy(sampling), n=1))
-    if batch.repeat_times == 1:
-        return first
-    others = engine.generate(prompts, replace(sampling, n=batch.repeat_times - 1))
-    return [
-        replace(sampled, completions=[*best.completions, *sampled.completions])
-        for best, sampled in zip(first, others, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +240,7 @@ class _Running:
         else:
             sampled, self.unfinished, too_long = run_in_flight(*call, self.in_flight, limit)
         for run in too_long:
-            reason = f"the prompt has more than {limit} tokens (model.max_prompt_tokens)"
+            reason = f"the prompt has more than {limit} tokens: shorten the prompts or raise model.max_prompt_tokens"
             self.tally.add_failure(run, 0, UserCodeError(reason))
         return _storable(sampled, part, self.tally)
 
@@ -382,9 +308,11 @@ def nothing_whole(
 
 
 def _hint(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) or "TimeoutError" in error_text(error):
+    """What to do about the error of an attempt; the platform's own errors say it themselves."""
+    text = error_text(error)
+    if isinstance(error, TimeoutError) or "TimeoutError" in text:
         return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
-    return "; correct the workflow"
+    return "" if text.startswith((UserError.__name__, UserCodeError.__name__)) else "; correct the workflow"
 
 
 def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:

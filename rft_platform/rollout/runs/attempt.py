@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rft_platform.rollout.recording.clients import RecordingClients
 
 
-LOGGER = logging.getLogger("rft_platform.rollout")
+LOGGER = logging.getLogger("rft_platform.rollout")  # workflow functions get it, too, as ``logger``
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from rft_platform.common.errors import EngineError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.record import (
     LARGEST_TOP_K,
+    METRIC_EXPECTED,
     POLICY_REWARD,
     TRUNCATED_METRIC,
     ModelCall,
@@ -173,7 +174,7 @@ class RunResult:
             raise ValueError(
                 f"the workflow returned rewards for {', '.join(unknown)}; the further policies are: {known}"
             )
-        metrics = {valid_text(str(name)): float(value) for name, value in (output.metrics or {}).items()}
+        metrics = {valid_text(str(name)): _metric(name, value) for name, value in (output.metrics or {}).items()}
         metrics |= {POLICY_REWARD + name: float(value) for name, value in rewards.items()}
         return cls(kept, reward, encode_response(output.response), metrics)
 
@@ -185,6 +186,13 @@ class RunResult:
         metrics = {POLICY_REWARD + name: value for name, value in _step_rewards(calls).items()}
         metrics[TRUNCATED_METRIC] = 1.0
         return cls(calls, reward if earned is None else earned, None, metrics, truncated=True)
+
+
+def _metric(name: Any, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"the metric {name!r} is a {type(value).__name__}; expected {METRIC_EXPECTED}") from None
 
 
 def _check_calls(calls: Sequence[ModelCall]) -> None:

@@ -16,7 +16,7 @@ from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.inference.pool.replicas import Replica, Replicas
-from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
 from rft_platform.rollout.runs.attempt import AttemptStatistics, RemoteFailure
 from rft_platform.rollout.runs.run import Run, RunResult
 from rft_platform.rollout.workers.worker_wire import json_text, result_from_json, task_to_json, workflow_to_json
@@ -38,7 +38,7 @@ class WorkerExecutor:
         sampling: SamplingParams,
         limits: RolloutLimits,
         auxiliary_models: Mapping[str, Any] | None,
-        further: FurtherPolicies = NONE,
+        further: FurtherPolicies,
     ) -> None:
         """Raises UserError for auxiliary models or arguments that cannot be sent to another process."""
         self.replicas = engine.replicas if isinstance(engine, EnginePool) else None
@@ -99,10 +99,10 @@ class WorkerSlot:
 
     async def attempt(self, run: Run, seed: int, statistics: AttemptStatistics) -> RunResult:
         """Make an attempt in the worker. If cancelled, the worker is killed when the slot is released."""
-        replicas, home = self._executor.replicas, None
+        replicas, preferred = self._executor.replicas, None
         if replicas is not None:
             try:
-                home = replicas.take(self._executor.tokens)
+                preferred = replicas.take(self._executor.tokens)
             except EngineError:
                 statistics.connection_lost = True
                 raise
@@ -112,7 +112,7 @@ class WorkerSlot:
                 "seed": seed,
                 "key": run.record_key,
                 "greedy": run.greedy,
-                "replicas": _addresses(replicas, home),
+                "replicas": _addresses(replicas, preferred),
             }
             text = json_text(request, f"task {run.task.task_id}")
             self.reusable = False
@@ -123,8 +123,8 @@ class WorkerSlot:
             statistics.machine_lost = isinstance(error, MachineLostError)
             raise RemoteFailure(f"WorkerDied: the worker process {error.how} during the run") from None
         finally:
-            if replicas is not None and home is not None:
-                replicas.release(home, self._executor.tokens)
+            if replicas is not None and preferred is not None:
+                replicas.release(preferred, self._executor.tokens)
 
     def _result(self, message: dict[str, Any], statistics: AttemptStatistics) -> RunResult:
         statistics.client_retries, statistics.connection_lost = message["client_retries"], message["connection_lost"]
@@ -159,13 +159,13 @@ def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:
                 f"auxiliary model {name!r} is {type(model).__name__}: worker processes can "
                 "only use models of explorer.auxiliary_models, which have an address"
             )
-        specs[name] = model.spec.to_json()
+        specs[name] = asdict(model.spec)
     return specs
 
 
-def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[int, str, str]]:
-    """Addresses of the serving replicas, ``home`` first."""
+def _addresses(replicas: Replicas | None, preferred: Replica | None) -> list[tuple[int, str, str]]:
+    """Addresses of the serving replicas, ``preferred`` first."""
     if replicas is None:
         return []
-    serving = sorted(replicas.serving(), key=lambda replica: replica is not home)
+    serving = sorted(replicas.serving(), key=lambda replica: replica is not preferred)
     return [(replica.number, replica.url, replica.api_key) for replica in serving]

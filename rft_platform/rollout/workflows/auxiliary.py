@@ -9,8 +9,8 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import openai
@@ -21,10 +21,6 @@ from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.openai_api.messages import with_defaults
 from rft_platform.rollout.recording.httpx_compat import tls_context, wire
 from rft_platform.rollout.recording.model_handle import chat_once
-
-if TYPE_CHECKING:
-    import openai
-
 
 _CHAT_PATH = "/chat/completions"
 #: Connections are not kept after a request: a connection belongs to one event loop, and each batch has a new loop.
@@ -181,13 +177,9 @@ class AuxiliarySpec:
     engine_keys: tuple[str, ...] = field(default=(), repr=False)  # API keys of the platform's engines, one for each URL
     identity: str = ""  # part of the key of stored answers; empty: model, base_url and defaults
 
-    def to_json(self) -> dict[str, Any]:
-        """The specification as plain JSON values; ``from_json`` reads it back."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "AuxiliarySpec":
-        """Read what ``to_json`` wrote."""
+        """Read the JSON values of a specification, as ``asdict`` gives them."""
         return cls(**{**value, **{name: tuple(value.get(name, ())) for name in ("other_urls", "engine_keys")}})
 
     def api_key(self) -> str:
@@ -200,8 +192,7 @@ class AuxiliarySpec:
                 f"auxiliary model {self.name!r}: the environment variable {self.api_key_env} is not set; export the "
                 f"key of {self.base_url} in it (every process that runs workflows or judges needs it)"
             )
-        if self.api_key_env is not None:
-            hide(key)
+        hide(key)
         return key
 
 
@@ -231,17 +222,15 @@ class AuxiliaryModel:
         defaults = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
         return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{defaults}"
 
-    def get_openai_async_client(self) -> "openai.AsyncOpenAI":
+    def get_openai_async_client(self) -> openai.AsyncOpenAI:
         """Return an ``openai.AsyncOpenAI`` with its usual retries; the same object until it is closed."""
-
         with self._creating:
             if self._async is None or self._async.is_closed():
                 self._async = async_client(self.spec, self._key)
             return self._async
 
-    def get_openai_client(self) -> "openai.OpenAI":
+    def get_openai_client(self) -> openai.OpenAI:
         """Return the blocking ``openai.OpenAI``; use it from a thread. The same object until it is closed."""
-
         with self._creating:
             if self._sync is None or self._sync.is_closed():
                 self._sync = sync_client(self.spec, self._key)
@@ -251,7 +240,7 @@ class AuxiliaryModel:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Return the assistant message that continues ``messages``, in the API format; raises errors of ``openai``."""
-        return await chat_once(self, messages, tools, arguments)
+        return await chat_once(self.get_openai_async_client(), self.model_name, messages, tools, arguments)
 
     async def aclose(self) -> None:
         """Close the clients; a later call creates new ones."""

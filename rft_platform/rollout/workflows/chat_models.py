@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -59,9 +58,10 @@ def framework_models(models: Mapping[str, Any] | None) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def agentscope_version() -> str | None:
     """The version of the installed AgentScope; None if there is none."""
-    if importlib.util.find_spec("agentscope") is None:
+    try:
+        return importlib.metadata.version("agentscope")
+    except importlib.metadata.PackageNotFoundError:  # also where a folder on the path has this name
         return None
-    return importlib.metadata.version("agentscope")
 
 
 @lru_cache(maxsize=1)

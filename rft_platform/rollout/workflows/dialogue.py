@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.common.errors import UserError
+from rft_platform.common.fault_classification import described
 from rft_platform.common.threads import call_in_thread
 from rft_platform.common.user_code import accepted_arguments, check_parameters, load_object
 from rft_platform.rollout.recording.model_handle import ModelHandle
@@ -45,6 +46,13 @@ class DialogueWorkflow:
             raise UserError(f"workflow dialogue: max_rounds is {self.max_rounds}, expected 1 or more")
         if self.opening not in ("task", "user"):
             raise UserError(f"workflow dialogue: opening is {self.opening!r}, expected 'task' or 'user'")
+        try:
+            self._prompt("", "")
+        except (LookupError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"workflow dialogue: user_prompt cannot be filled in ({described(error)}): expected only {{prompt}}, "
+                "{answer} and {stop_phrase} in braces; write every other brace twice"
+            ) from None
         if ":" not in self.user:
             return
         function = load_object(self.user, "dialogue user")
@@ -98,9 +106,12 @@ class DialogueWorkflow:
 
         return answer_as_user
 
+    def _prompt(self, prompt: str, answer: str) -> str:
+        return self.user_prompt.format(prompt=prompt, answer=answer, stop_phrase=self.stop_phrase)
+
     def _seen_by_user(self, task: Task, conversation: Messages) -> Messages:
         """Return the conversation with swapped roles: the model that plays the user answers as ``assistant``."""
-        prompt = self.user_prompt.format(prompt=task.prompt, answer=task.answer or "", stop_phrase=self.stop_phrase)
+        prompt = self._prompt(task.prompt, task.answer or "")
         turned = {"user": "assistant", "assistant": "user"}
         begin = [{"role": "system", "content": prompt}]
         if not conversation:

@@ -1,6 +1,5 @@
 """A built-in workflow that lets the policy play an episode of an environment, which the configuration names."""
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.common.user_code import load_object
+from rft_platform.common.user_code import construct, load_object
 from rft_platform.rollout.environments.gymnasium_env import GymnasiumEnvironment
 from rft_platform.rollout.environments.interface import Action, Environment, ToolCall, Turn
 from rft_platform.rollout.environments.mcp_tools import McpEnvironment
@@ -69,6 +68,7 @@ class _Episode:
     model: ModelHandle
     turn: Turn
     invalid_reward: float
+    tools: list[dict[str, Any]] = field(init=False)  # empty: the text of an answer is the action
     reward: float = 0.0
     turns: int = 0
     invalid: int = 0
@@ -76,18 +76,20 @@ class _Episode:
     measured: Mapping[str, float] = field(default_factory=dict)  # metrics of the environment
     state: Any = None  # of the environment after the last valid action
 
+    def __post_init__(self) -> None:
+        self.tools = list(getattr(self.environment, "tools", ()))
+
     async def play(self, messages: list[dict[str, Any]], max_turns: int) -> None:
         """Alternate answers of the model and turns of the environment."""
-        tools = list(self.environment.tools) or None
         self.state = _state(self.turn)
         while not self.turn.done and self.turns < max_turns:
             self.model.set_env_state(self.state)
-            answer = await self.model.chat(messages, tools=tools)
+            answer = await self.model.chat(messages, tools=self.tools or None)
             self.turns += 1
             messages = [*messages, answer]
             self.answer = answer.get("content") or ""
             calls = answer.get("tool_calls") or []
-            if tools and not calls:
+            if self.tools and not calls:
                 break
             for call in calls:
                 shown = await self._act(_tool_call(call["function"]))
@@ -114,7 +116,7 @@ class _Episode:
 
     def response(self) -> str:
         """What a judge reads: the output of a tool is no answer of the model."""
-        return self.answer if self.environment.tools and not self.turn.done else self.turn.observation
+        return self.answer if self.tools and not self.turn.done else self.turn.observation
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the run."""
@@ -178,8 +180,4 @@ def _made(name: str, kind: Callable[..., Environment], given: tuple[str, ...], a
     missing = [part for part in ("reset", "step", "close") if not hasattr(kind, part)]
     if missing:
         raise UserError(f"environment {name!r}: has no {', '.join(missing)}; see docs/environments.md")
-    try:
-        inspect.signature(kind).bind(*given, **args)
-    except TypeError as error:
-        raise UserError(f"environment {name!r}: environment_args {sorted(args)} do not fit ({error})") from None
-    return kind(*given, **args)
+    return construct(kind, args, f"environment {name!r}", "environment_args", given)

@@ -74,10 +74,11 @@ def conversation(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             open_calls.extend(call["id"] for call in calls)
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
-            called = open_calls.popleft() if open_calls else f"call-{number}-0"
+            called = entry.get("tool_call_id") or (open_calls.popleft() if open_calls else f"call-{number}-0")
             messages.append({"role": "tool", "content": _text(content), "tool_call_id": called})
         else:
-            messages.append({"role": role, "content": _text(content)})
+            called_tools = {"tool_calls": entry["tool_calls"]} if entry.get("tool_calls") else {}
+            messages.append({"role": role, "content": _text(content), **called_tools})
     return messages
 
 
@@ -94,4 +95,6 @@ def _calls(value: Any, number: int) -> list[dict[str, Any]]:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

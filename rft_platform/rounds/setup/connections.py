@@ -275,10 +275,12 @@ def check_engines(project: Project) -> None:
 
 
 def engine_token(config: "RftConfig") -> str:
-    """The token of the engines that somebody else runs. Raises UserError if its environment variable is not set."""
+    """The token of the engines that somebody else runs. Raises UserError if its variable is not set or not ASCII."""
     name = config.engine.token_env or ""
     if not (token := os.environ.get(name, "")):
         raise UserError(f"engine.token_env {name}: this environment variable is not set; set it to the engines' token")
+    if not token.isascii():
+        raise UserError(f"engine.token_env {name}: the token has a character that is not ASCII; use another one")
     return token
 
 

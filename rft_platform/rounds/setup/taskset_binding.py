@@ -16,7 +16,7 @@ from rft_platform.judging.execution.judge_rollouts import TasksetJudge
 from rft_platform.judging.judge_context import EndpointSettings, JudgeState
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.runner.run_rollouts import HowToRun
-from rft_platform.rollout.workers.import_check import check_importable, check_importable_there
+from rft_platform.rollout.workers.import_check import check_importable
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.judge_workers import judge_workers_of
@@ -66,10 +66,9 @@ def check_workflow(project: Project, taskset: Taskset) -> None:
     workers = project.config.explorer.workers
     if workers.kind == "inprocess" or not workers.own_imports or taskset.workflow == _BATCHED:
         _resolved(taskset)
-    elif workers.runtime_env.fields:
-        check_importable_there(worker_workflow(project, taskset))
-    elif workers.python is not None:
-        check_importable(workers.python, taskset.workflow, taskset.workflow_args)
+        return
+    workflow = worker_workflow(project, taskset)
+    check_importable(workflow if workflow.runtime_env else replace(workflow, cluster=None))
 
 
 def _resolved(taskset: Taskset) -> Workflow:

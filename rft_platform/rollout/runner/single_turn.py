@@ -1,7 +1,8 @@
-"""Single-turn batches that overlap: a batch ends with enough complete groups, and the next one continues the others.
+"""Batches of a workflow of one model call, whose prompts are sent to the engine together.
 
-So the engine is busy to the end of a batch, although few answers are long. A continued answer keeps its tokens with
-their log-probs and with the version of the weights that sampled each of them.
+Such batches may overlap: a batch ends with enough complete groups, and the next one continues the others. So the engine
+is busy to the end of a batch, although few answers are long. A continued answer keeps its tokens with their log-probs
+and with the version of the weights that sampled each of them.
 """
 
 from collections import defaultdict
@@ -16,9 +17,11 @@ from rft_platform.inference.interface import (
     Completion,
     EngineStatus,
     FinishReason,
+    Generation,
     PartialBatch,
     PolicyEngine,
     SamplingParams,
+    greedy,
 )
 from rft_platform.rollout.recording.history import derive_seed
 from rft_platform.rollout.runs.run import ExploreBatch, Run, row_of_call
@@ -96,6 +99,49 @@ class _Answer:
         return row
 
 
+def run_single_turn(
+    engine: PolicyEngine,
+    status: EngineStatus,
+    workflow: SingleTurnWorkflow,
+    batch: ExploreBatch,
+    sampling: SamplingParams,
+    max_prompt_tokens: int | None = None,
+) -> tuple[list[RolloutRow], list[Run]]:
+    """Return one row for each answer that the engine did not abort, and the runs whose prompt is too long.
+
+    A prompt of more than ``max_prompt_tokens`` is not sampled. The whole batch takes three engine calls: render all
+    prompts, sample all groups, decode all answers. Greedy runs are a call more.
+    """
+    groups, too_long = _answers(engine, workflow, batch, {}, max_prompt_tokens)
+    if not groups:
+        return [], too_long
+    seeded = replace(sampling, seed=_seed(batch), first_prompt=batch.first_prompt)
+    started = perf_counter()
+    generations = _generate(engine, [group[0].prompt_ids for group in groups.values()], seeded, batch)
+    seconds = perf_counter() - started
+    for group, generation in zip(groups.values(), generations, strict=True):
+        for answer, completion in zip(group, generation.completions, strict=True):
+            answer.add(completion, generation.policy_version, seconds)
+    ended = [answer for group in groups.values() for answer in group if answer.ended]
+    return _rows(engine, status, sampling, ended), too_long
+
+
+def _generate(
+    engine: PolicyEngine, prompts: list[list[int]], sampling: SamplingParams, batch: ExploreBatch
+) -> list[Generation]:
+    """The completions of every prompt, one for each run of its task, in the order of the runs."""
+    if not batch.greedy_first:
+        return engine.generate(prompts, replace(sampling, n=batch.repeat_times))
+    first = engine.generate(prompts, replace(greedy(sampling), n=1))
+    if batch.repeat_times == 1:
+        return first
+    others = engine.generate(prompts, replace(sampling, n=batch.repeat_times - 1))
+    return [
+        replace(sampled, completions=[*best.completions, *sampled.completions])
+        for best, sampled in zip(first, others, strict=True)
+    ]
+
+
 def run_in_flight(
     engine: PolicyEngine,
     status: EngineStatus,
@@ -111,21 +157,26 @@ def run_in_flight(
     is too long. If more groups complete at the same moment, the first ones count. Raises EngineError if the engine
     aborts all answers.
     """
-    groups, too_long = _answers(engine, workflow, batch, in_flight, max_prompt_tokens)
+    groups, too_long = _answers(engine, workflow, batch, in_flight.begun, max_prompt_tokens)
     enough, calls = min(in_flight.enough, len(groups)), 0
     while (missing := enough - sum(_is_complete(group) for group in groups.values())) > 0:
         _sample(engine, groups, missing, replace(sampling, n=1, seed=_seed(batch, calls)))
         calls += 1
     complete = [index for index, group in groups.items() if _is_complete(group)][:enough]
-    ended = [answer for index in complete for answer in groups[index]]
-    texts = engine.decode([answer.token_ids for answer in ended])
-    rows = [answer.row(sampling, status, text) for answer, text in zip(ended, texts, strict=True)]
+    rows = _rows(engine, status, sampling, [answer for index in complete for answer in groups[index]])
     others = [answer for index in groups.keys() - set(complete) for answer in groups[index]]
     others.sort(key=lambda answer: (answer.run.index, answer.run.repeat))
     return rows, [answer.row(sampling, status) for answer in others], too_long
 
 
-def _seed(batch: ExploreBatch, calls: int) -> int:
+def _rows(
+    engine: PolicyEngine, status: EngineStatus, sampling: SamplingParams, ended: Sequence[_Answer]
+) -> list[RolloutRow]:
+    texts = engine.decode([answer.token_ids for answer in ended])
+    return [answer.row(answer.run.sampling(sampling), status, text) for answer, text in zip(ended, texts, strict=True)]
+
+
+def _seed(batch: ExploreBatch, calls: int = 0) -> int:
     """Each call of the engine has a different seed: a continuation must not repeat the random numbers of its start."""
     return derive_seed(batch.seed, batch.round, batch.number, *([calls] if calls else []))
 
@@ -134,21 +185,21 @@ def _answers(
     engine: PolicyEngine,
     workflow: SingleTurnWorkflow,
     batch: ExploreBatch,
-    in_flight: InFlight,
+    begun: Mapping[tuple[int, int], RolloutRow],
     max_prompt_tokens: int | None,
 ) -> tuple[dict[int, list[_Answer]], list[Run]]:
     """The answers of each group, in run order, by the position of its task; and the runs whose prompt is too long."""
     conversations = [workflow.messages(task) for task in batch.tasks]
-    rendered, now = engine.render(conversations), time()
+    prompts, now = list(zip(conversations, engine.render(conversations), strict=True)), time()
     groups: dict[int, list[_Answer]] = defaultdict(list)
     too_long = []
-    for run in batch.runs():
-        prompt = rendered[run.index]
+    for number, run in enumerate(batch.runs()):
+        messages, prompt = prompts[number // batch.repeat_times]
         if max_prompt_tokens is not None and len(prompt) > max_prompt_tokens:
             too_long.append(run)
             continue
-        answer = _Answer(run, conversations[run.index], prompt, now)
-        if (row := in_flight.begun.get((run.index, run.repeat))) is not None:
+        answer = _Answer(run, messages, prompt, now)
+        if (row := begun.get((run.index, run.repeat))) is not None:
             answer.resume(row)
         groups[run.index].append(answer)
     return dict(groups), too_long
