@@ -116,7 +116,7 @@ class TrainingRun:
             manifest = replace(manifest, deferred_state=later)
             at_once, rest = draft.split() if later else (draft, None)
             writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
-            writing.start(background=rest is not None)
+            writing.begin(background=rest is not None)
             try:
                 rest = None if rest is None else rest.copied(self.ranks)  # while the weights are written
             finally:
