@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.files import digest_json, read_json, write_json
-from rft_platform.training.checkpoint.manifest import COMPANIONS
+from rft_platform.training.checkpoint.manifest import companions
 from rft_platform.training.checkpoint.reading import CRITIC, MOMENTS, RANDOM, STATE, UPDATES, Position
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.critic import Critic
@@ -134,7 +134,8 @@ class Draft:
     def _write_published(self, folder: Path, trainer_state: Path) -> dict[Path, str]:
         """Write weights, tokenizer and template files, random state and progress."""
         self._write_weights(folder)
-        _copy_companions(self.state.folder, folder)
+        for file in companions(self.state.folder):
+            shutil.copyfile(file, folder / file.name)
         save_file(self.random, trainer_state / RANDOM)
         write_json(trainer_state / STATE, self.progress)
         return {}
@@ -222,10 +223,3 @@ def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None
     adapter = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
     save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(folder)
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    for pattern in COMPANIONS:
-        for file in source.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, target / file.name)

@@ -20,8 +20,7 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 
 STEPS = "steps.json"  # metrics of each optimiser step
-#: Files that every checkpoint copies from its parent's folder: they define tokenisation and end tokens.
-COMPANIONS = (
+_COMPANIONS = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "*.tiktoken",
 )  # fmt: skip
@@ -95,6 +94,11 @@ def describe_files(folder: Path, known: Mapping[Path, str] | None = None) -> dic
         }
 
 
+def companions(folder: Path) -> list[Path]:
+    """The files of a model folder that define tokenisation and end tokens. Every checkpoint copies its parent's."""
+    return sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern) if path.is_file()})
+
+
 def verify(folder: Path, manifest: Manifest) -> None:
     """Raise DamagedError with the first file of a checkpoint that is missing or differs from the manifest."""
     why = first_damage(folder, manifest.files) or saved_state_damage(folder)
@@ -123,8 +127,8 @@ def identify(folder: Path) -> str:
     manifest = _manifest_of_model(folder)
     if manifest is not None:
         return manifest.state_digest
-    names = {path.name: path for pattern in ("config.json", *COMPANIONS) for path in folder.glob(pattern)}
-    others = {name: digest_once(path) for name, path in names.items() if path.is_file()}
+    config = [path for path in [folder / "config.json"] if path.is_file()]
+    others = {path.name: digest_once(path) for path in [*config, *companions(folder)]}
     return digest_json([digest_weights(folder, digest_once), others])
 
 
