@@ -108,7 +108,7 @@ class TrainingSession:
 
         with self._parent_restored_on_error(run):
             # 3. Compute the values that the rows need, resume an interrupted training, run the optimiser steps.
-            done_steps = self._optimise(run, on_step, cancelled)
+            done_steps = self._optimise(run, on_step)
 
             # 4. Publish the checkpoint: its weights now; the trainer state now, or later in the background.
             self._await_saving()
@@ -116,7 +116,7 @@ class TrainingSession:
             PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # they are no longer needed
             return result
 
-    def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
+    def _optimise(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
         """Train the state of ``run`` on all steps of the plan, or on those after the last intermediate checkpoint."""
         _expect_rows(run)
 
@@ -133,7 +133,7 @@ class TrainingSession:
         # 3. Run the optimiser steps.
         with PeriodicCheckpoints(run.request, run.plan.identity, self.ranks) as checkpoints:
             for rows in run.plan.steps[len(done_steps) :]:
-                run.check_cancelled(cancelled, done=len(done_steps))
+                run.check_cancelled(self._cancelled, done=len(done_steps))
                 step = OptimizerStep(run, rows, done=len(done_steps))
                 if step.trains_policy:  # False while the critic warms up
                     step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
@@ -235,7 +235,7 @@ class TrainingSession:
         run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
         run.state.digest = ""  # marks the state as modified
         try:
-            self._optimise(run, lambda event: LOG.info("repeated step %d", event.step), self._cancelled)
+            self._optimise(run, lambda event: LOG.info("repeated step %d", event.step))
         except RftError:
             run.drop_state()
             self._release()

@@ -169,8 +169,6 @@ def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: i
 
     ``group`` covers all rows; ``cost`` [len(rows)] covers those of the step, in any additive unit.
     """
-    if world_size == 1:
-        return rows
     groups, member = np.unique(group[rows], return_inverse=True)
     weight = np.bincount(member, cost)
     load = np.zeros(world_size)

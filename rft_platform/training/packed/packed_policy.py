@@ -149,6 +149,20 @@ def evaluate(
     return np.split(values, ends[:-1]) if len(ends) else []
 
 
+def set_values(
+    model: PackedModel,
+    name: str,
+    samples: Sequence[Sample],
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    call: Callable[[PackTensors], Tensor] | None = None,
+) -> None:
+    """Set the field ``name`` of every sample to the model's numbers per token; see ``evaluate``."""
+    rows = evaluate(model, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce, call=call)
+    for sample, values in zip(samples, rows, strict=True):
+        setattr(sample, name, values)
+
+
 def release_gathered(model: PackedModel) -> None:
     """Make the shards the parameters of FSDP's modules again.
 
