@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.common.registry import Registry, check_arguments
 from rft_platform.common.errors import UserError
 
@@ -43,6 +44,11 @@ class TokenBatch:
     def __post_init__(self) -> None:
         if self.old_logprobs is None:
             self.old_logprobs = self.rollout_logprobs
+
+    def log_ratio(self) -> Tensor:
+        """Log of the loss's ratio, ``logp - old_logprobs``, clamped: see ``common.ratio.log_ratio``."""
+        assert self.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+        return log_ratio(self.logp, self.old_logprobs)
 
 
 @dataclass(slots=True)
