@@ -15,7 +15,7 @@ from rft_platform.training.models.critic import Critic, PackedCritic
 from rft_platform.training.models.optimizer import apply_step, clip_gradients
 from rft_platform.training.packed.attention import to_device
 from rft_platform.training.packed.lm_head import PackTensors
-from rft_platform.training.packed.packed_policy import expect_backward, idle_pack
+from rft_platform.training.packed.packed_policy import idle_pack, prepare_backward
 from rft_platform.training.packed.packing import Pack, pack
 
 
@@ -45,7 +45,7 @@ def accumulate_value_gradients(
     sums: dict[str, Tensor] = {}
     passes = most(len(packs), reduce)
     for index in range(passes):
-        expect_backward(critic, last=index == passes - 1)
+        prepare_backward(critic, last=index == passes - 1)
         counted = index < len(packs)
         part = packs[index] if counted else idle_pack(critic, max_tokens_per_pack)
         value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))

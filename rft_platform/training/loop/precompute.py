@@ -30,7 +30,7 @@ from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
 from rft_platform.training.packed.lm_head import CHUNK_ELEMENTS, LMHead
-from rft_platform.training.packed.packed_policy import PackedPolicy, expect_rows, score, set_values
+from rft_platform.training.packed.packed_policy import PackedPolicy, score, set_longest_row, set_values
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ class Precompute:
 def _frozen(held: FrozenModel, folder: Path, run: TrainingRun) -> PackedPolicy:
     """The model in ``folder``, for rows as long as those of ``run``."""
     policy = held.model(folder)
-    expect_rows(policy, run.request.max_tokens_per_row)
+    set_longest_row(policy, run.request.max_tokens_per_row)
     return policy
 
 
