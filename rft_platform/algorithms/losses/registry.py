@@ -46,7 +46,7 @@ class TokenBatch:
             self.old_logprobs = self.rollout_logprobs
 
     def log_ratio(self) -> Tensor:
-        """Log of the loss's ratio, ``logp - old_logprobs``, clamped: see ``common.ratio.log_ratio``."""
+        """Log of the loss's ratio, ``logp - old_logprobs``, clamped to +-20; where it is clamped, the gradient is 0."""
         assert self.old_logprobs is not None, "the step checks this for every policy-gradient loss"
         return log_ratio(self.logp, self.old_logprobs)
 

@@ -102,8 +102,9 @@ class Precompute:
         change = run.plan.objective.policy_loss.entropy_change
         if change is not None:
             with run.watch.time("entropy_change"):
-                call = partial(run.state.policy, through=partial(entropy_change, centred=change == "centred"))
-                set_values(run.state.policy, "entropy_change", samples, budget, reduce, call)
+                policy, through = run.state.policy, partial(entropy_change, centred=change == "centred")
+                call = partial(policy.__call__, through=through)
+                set_values(policy, "entropy_change", samples, budget, reduce, call)
         if run.state.critic is not None:
             with run.watch.time("values"):
                 set_values(run.state.critic.model, "old_values", samples, budget, reduce)
