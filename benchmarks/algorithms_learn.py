@@ -119,12 +119,21 @@ def write_data(place: Place) -> dict[str, str]:
     prompt, answer = [t["question"] for t in tasks], [t["answer"] for t in tasks]
     tables = {
         "demonstrations": {"prompt": prompt, "response": answer},
-        "preferences": {"prompt": prompt, "chosen": answer, "rejected": [rejected(t, draw) for t in tasks]},
+        "preferences": {
+            "prompt": _messages("user", prompt),
+            "chosen": _messages("assistant", answer),
+            "rejected": _messages("assistant", [rejected(t, draw) for t in tasks]),
+        },
     }
     files = {name: str(place.work / f"{name}.parquet") for name in tables}
     for name, columns in tables.items():
         pq.write_table(pa.table(columns), files[name])
     return files
+
+
+def _messages(role: str, texts: Sequence[str]) -> list[str]:
+    """Each text as a list of one message, as JSON."""
+    return [json.dumps([{"role": role, "content": text}]) for text in texts]
 
 
 def make_teacher(place: Place) -> None:

@@ -77,9 +77,14 @@ def grpo(given: argparse.Namespace, tasks: list[Task]) -> Steps:
 
 def offline(given: argparse.Namespace, tasks: list[Task], read: Callable[[str, Path], TrainingRows]) -> Steps:
     """Steps over the next rows of a shuffled stream; a reference's log-probs are computed as they are first needed."""
-    columns = {"response": "answer"} if given.what == "sft" else {"chosen": "answer", "rejected": "rejected"}
+    user, assistant = ("user", "question"), ("assistant", "answer")
+    sft = {"messages": [user, assistant]}
+    dpo = {"prompt": [user], "chosen": [assistant], "rejected": [("assistant", "rejected")]}
+    table = {
+        column: [json.dumps([{"role": role, "content": task[key]} for role, key in messages]) for task in tasks]
+        for column, messages in (sft if given.what == "sft" else dpo).items()
+    }
     file = Path(given.work) / f"{given.what}.parquet"
-    table = {"prompt": [t["question"] for t in tasks]} | {c: [t[k] for t in tasks] for c, k in columns.items()}
     pq.write_table(pa.table(table), file)
     rows, trainer = read(str(file), given.model), make_trainer(given)
 

@@ -37,7 +37,7 @@ from rft_platform.training.loop.training_run import share_of_rank
 from rft_platform.training.models.loading import compiled_graphs, load_policy
 from rft_platform.training.models.optimizer import apply_step, build_optimizer, clip_gradients
 from rft_platform.training.packed.flops import TrainingCost, added_flops, peak_flops
-from rft_platform.training.packed.packed_policy import expect_rows, warm_up
+from rft_platform.training.packed.packed_policy import set_longest_row, warm_up
 from rft_platform.training.protocol import Layout
 
 GROUPS, RUNS, LONGEST = 64, 8, 1024
@@ -137,7 +137,7 @@ def main() -> None:
         ranks = replace(joined, layout=replace(joined.layout, reduce_once=once == "yes"))
         policy = load_policy(folder, ranks, torch.bfloat16, lora=lora)
         optimizer = build_optimizer(policy.model, OptimizerSpec(lr=1e-6))
-        expect_rows(policy, LONG if "long" in given.mixes else None)
+        set_longest_row(policy, LONG if "long" in given.mixes else None)
         start = time.perf_counter()
         warm_up(policy, max_tokens)
         torch.cuda.synchronize()

@@ -2,8 +2,8 @@
 
     loss = sum over all tokens of weight * token loss / normaliser
 
-The weight depends only on the token's row. The normaliser is counted over all ranks and the whole accumulation window.
-Any split into micro-batches, packs or ranks therefore gives the same loss and the same gradients.
+The weight depends only on the token's row. The normaliser is counted over all ranks and all packs of the optimiser
+step. Any split into micro-batches, packs or ranks therefore gives the same loss and the same gradients.
 """
 
 from dataclasses import dataclass

@@ -46,13 +46,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def node_service(config: RftConfig, node_rank: int) -> Service:
     """The group that a further node belongs to. Raises UserError if the configuration has no such node."""
+    if config.cluster.kind == "ray":
+        raise UserError(
+            "cluster.kind is ray: Ray starts the trainer on every node; add this machine to the Ray cluster instead"
+        )
+    if config.trainer_nodes == 1:
+        raise UserError(
+            f"cluster.node_num is {config.cluster.node_num} and trainer.rendezvous.endpoint is "
+            f"{config.trainer.rendezvous.endpoint!r}, so only the first node trains: set cluster.node_num to the "
+            "number of nodes and trainer.rendezvous.endpoint to HOST:PORT of the first node"
+        )
     gpus = gpu_count()
     memory = choose_memory(resolve(config), gpus, gpu_bytes() if gpus else None)
     service = configured_service(config, memory, None)
     if not 0 < node_rank < service.group.nodes:
         raise UserError(
-            f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num} and trainer.rendezvous.endpoint "
-            f"{service.group.endpoint!r}, expected a node rank from 1 to {service.group.nodes - 1}"
+            f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num}, expected a node rank from 1 to "
+            f"{service.group.nodes - 1}"
         )
     return service
 

@@ -64,7 +64,8 @@ class TrainRequest:
       ``expert_weight`` also ``demonstrations``;
     - ``demonstrations``: a Parquet file with a column ``messages`` (JSON), or text columns ``prompt``, ``response`` and
       optionally ``system``;
-    - ``preferences``: a Parquet file with ``prompt``, ``chosen`` and ``rejected``, as text or as messages (JSON).
+    - ``preferences``: a Parquet file with messages (JSON): ``prompt``, ``chosen`` and ``rejected``, or ``prompt``,
+      ``completion`` and ``label``.
     """
 
     parent: str  # folder of an HF model or of a platform checkpoint

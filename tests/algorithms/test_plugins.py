@@ -112,6 +112,22 @@ def test_a_teacher_loss_carries_its_beta(plugin: Path) -> None:
     assert bind("taught", {}).beta == 0.25
     assert bind("taught", {"beta": 1.0}).beta == 1.0
     assert bind("dpo", {"beta": 0.2}).beta is None
+    with pytest.raises(UserError, match=r"beta of the loss 'taught' is 1\.5: expected a number from 0"):
+        bind("taught", {"beta": 1.5})
+
+
+def test_an_option_that_needs_whole_rows_counts_by_default(plugin: Path) -> None:
+    plugin.write_text(
+        dedent("""
+            from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+
+            @loss("rowwise", whole_rows_if="trajectory")
+            def rowwise(tokens: TokenBatch, *, trajectory: bool = True) -> TokenLoss:
+                return TokenLoss(-tokens.logp)
+        """)
+    )
+    import_plugins([NAME])
+    assert bind("rowwise", {}).whole_rows and not bind("rowwise", {"trajectory": False}).whole_rows
 
 
 @pytest.fixture

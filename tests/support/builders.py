@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,23 @@ def problems(config: RftConfig) -> list[str]:
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> str:
     """A JSONL file with these rows; returns its path."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def messages(role: str, texts: Iterable[str]) -> list[str]:
+    """Each text as a list of one message, as JSON."""
+    return [json.dumps([{"role": role, "content": text}]) for text in texts]
+
+
+def preferences_file(file: Path, rows: Iterable[tuple[str, str, str]]) -> str:
+    """Pairs of prompt, chosen and rejected, as the platform writes them; returns the path."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    columns = zip(*rows, strict=True)
+    cells = {name: messages(role, texts) for (name, role), texts in zip(roles.items(), columns, strict=True)}
+    pq.write_table(pa.table(cells), file)
     return str(file)
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from rft_platform.algorithms.spec import CriticSpec, OptimizerSpec
 from rft_platform.common.errors import NonFiniteError, UserError
 from rft_platform.training.data.samples import Sample
-from rft_platform.training.loop.critic_step import accumulate_value_gradients, compute_values, step_critic
+from rft_platform.training.loop.critic_step import accumulate_value_gradients, step_critic
 from rft_platform.training.models.critic import Critic, PackedCritic, load_critic
 from rft_platform.training.models.optimizer import build_optimizer
+from rft_platform.training.packed.packed_policy import set_values
 from tests.support.builders import gradients
 
 CLIP = 0.2
@@ -78,7 +79,7 @@ def copy_of(critic: PackedCritic, tiny_model: Path, ranks: Any) -> PackedCritic:
 @pytest.mark.parametrize("budget", [10_000, 9])
 def test_values_are_those_of_separate_rows(critic: PackedCritic, budget: int) -> None:
     samples = rows()
-    compute_values(critic, samples, max_tokens_per_pack=budget)
+    set_values(critic, "old_values", samples, budget)
     for sample in samples:
         assert sample.old_values is not None and not sample.old_values[~sample.loss_mask].any()
     with torch.no_grad():
@@ -136,7 +137,7 @@ def test_two_ranks_with_uneven_shares_equal_one(critic: PackedCritic, tiny_model
 
 def test_a_new_critic_values_every_state_at_zero(tiny_model: Path, ranks: Any) -> None:
     samples = rows()
-    compute_values(load_critic(tiny_model, ranks, torch.float32), samples, max_tokens_per_pack=100)
+    set_values(load_critic(tiny_model, ranks, torch.float32), "old_values", samples, 100)
     assert not any(np.any(sample.old_values) for sample in samples)
 
 
@@ -145,8 +146,8 @@ def test_a_token_classifier_with_one_label_is_taken_with_its_head(
 ) -> None:
     critic.model.save_pretrained(tmp_path / "critic")
     again, samples, others = load_critic(tmp_path / "critic", ranks, torch.float32), rows(), rows()
-    compute_values(critic, samples, max_tokens_per_pack=100)
-    compute_values(again, others, max_tokens_per_pack=100)
+    set_values(critic, "old_values", samples, 100)
+    set_values(again, "old_values", others, 100)
     for sample, other in zip(samples, others, strict=True):
         np.testing.assert_array_equal(sample.old_values, other.old_values)
 

@@ -15,6 +15,7 @@ from rft_platform.common.digests import SAVED_STATE, checkpoint_damage
 from rft_platform.common.errors import DiskFullError, StorageError
 from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import read_manifest
+from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import TrainRequest, TrainResult
 
@@ -110,12 +111,12 @@ def test_a_state_that_cannot_be_written_is_written_before_the_next_training(
 ) -> None:
     broken = [True, True]
 
-    def write_state(draft: Draft, folder: Path, ranks: object, write=Draft.write_state) -> dict[Path, str]:
-        if broken and broken.pop():
+    def write(draft: Draft, folder: Path | None, state: Path, ranks: Ranks, write=Draft.write) -> dict[Path, str]:
+        if folder is None and broken and broken.pop():
             raise OSError(28, "No space left on device")
-        return write(draft, folder, ranks)
+        return write(draft, folder, state, ranks)
 
-    monkeypatch.setattr(Draft, "write_state", write_state)
+    monkeypatch.setattr(Draft, "write", write)
     (one,) = chain(session, round_request, 1, save_state="later")
     following = round_request(seed=2, parent=one.checkpoint, parent_version=one.policy_version)
     session._saving._ended.wait()
@@ -127,12 +128,14 @@ def test_a_state_that_cannot_be_written_is_written_before_the_next_training(
 
 
 def test_a_checkpoint_that_was_moved_aside_is_not_written_again(session, round_request, monkeypatch, caplog) -> None:
-    def write_state(draft: Draft, folder: Path, ranks: object) -> None:
-        Path(folder).parents[1].rename(Path(folder).parents[2] / "damaged")
-        raise FileNotFoundError(folder)
+    def write(draft: Draft, folder: Path | None, state: Path, ranks: Ranks, write=Draft.write) -> dict[Path, str]:
+        if folder is not None:
+            return write(draft, folder, state, ranks)
+        state.parents[1].rename(state.parents[2] / "damaged")
+        raise FileNotFoundError(state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Draft, "write_state", write_state)
+        patch.setattr(Draft, "write", write)
         (one,) = chain(session, round_request, 1, save_state="later")
         session._saving._ended.wait()
     (again,) = chain(session, round_request, 1, save_state="now")

@@ -164,6 +164,11 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, tiny_mode
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(UserError, match="differ in 2 tokens"):
         check_vocabulary(tiny_model, tmp_path)
+    content = read_json(tiny_model / "tokenizer.json")
+    content["model"]["vocab"]["one_more"] = len(names)
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(UserError, match=r"differ in 1 tokens \(one_more\)"):
+        check_vocabulary(tiny_model, tmp_path)
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.5])

@@ -14,6 +14,7 @@ from rft_platform.config.home import Home
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
+from tests.support.builders import preferences_file
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +33,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainerClien
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> str:
-    file = tmp_path / "pairs.parquet"
-    prompts, answers = (list(column) for column in zip(*ANSWERS, strict=True))
-    pq.write_table(pa.table({"prompt": prompts, "chosen": answers, "rejected": [f"{a}1" for a in answers]}), file)
-    return str(file)
+    return preferences_file(tmp_path / "pairs.parquet", [(prompt, answer, f"{answer}1") for prompt, answer in ANSWERS])
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, KlPenaltySpe
 from rft_platform.common.errors import NonFiniteError, TrainingCancelled, UserError
 from rft_platform.common.files import read_json
 from rft_platform.training.data.samples import Sample, rollout_sample
-from rft_platform.training.loop.critic_step import compute_values
 from rft_platform.training.loop.precompute import Precompute
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
+from rft_platform.training.packed.packed_policy import set_values
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 CRITIC = CriticSpec(optimizer=OptimizerSpec(lr=1e-3))
@@ -150,7 +150,7 @@ def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
         rollout_sample(r.row_id, r.prompt_ids, r.response_ids, r.rollout_logprobs, r.loss_mask, advantage=0.0)
         for r in rows
     ]
-    compute_values(state.critic.model, samples, max_tokens_per_pack=10_000)
+    set_values(state.critic.model, "old_values", samples, 10_000)
     wanted: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for number in range(0, len(rows), 2):
         run = samples[number : number + 2]

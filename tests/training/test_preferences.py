@@ -20,7 +20,7 @@ from rft_platform.training.data.samples import Sample
 from rft_platform.training.loop import precompute
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
-from tests.support.builders import train
+from tests.support.builders import messages, preferences_file, train
 
 ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
@@ -31,9 +31,8 @@ def write(file: Path, **columns: list[Any]) -> str:
     return str(file)
 
 
-def text_file(folder: Path, rows: list[tuple[str, str, str]] = ROWS) -> str:
-    prompt, chosen, rejected = (list(column) for column in zip(*rows, strict=True))
-    return write(folder / "pairs.parquet", prompt=prompt, chosen=chosen, rejected=rejected)
+def pairs_file(folder: Path, rows: list[tuple[str, str, str]] = ROWS) -> str:
+    return preferences_file(folder / "pairs.parquet", rows)
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def dpo_request(tiny_model: Path, tmp_path: Path) -> Callable[..., TrainRequest]
     def make(rows: list[tuple[str, str, str]] = ROWS, **fields: Any) -> TrainRequest:
         settings: dict[str, Any] = {
             "parent": str(tiny_model), "parent_version": 0, "output": str(tmp_path / "checkpoints"), "algorithm": DPO,
-            "optimizer": OptimizerSpec(lr=1e-3), "preferences": text_file(tmp_path, rows), "train_batch_size": 3,
+            "optimizer": OptimizerSpec(lr=1e-3), "preferences": pairs_file(tmp_path, rows), "train_batch_size": 3,
             "reference": str(tiny_model), "max_steps": 1,
         }  # fmt: skip
         return TrainRequest(**(settings | fields))
@@ -54,7 +53,7 @@ def ids(samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
 
 
 def test_pairs_are_groups_that_share_the_tokens_of_their_prompt(tiny_model: Path, tmp_path: Path) -> None:
-    rows = read_preferences(text_file(tmp_path), tiny_model)
+    rows = read_preferences(pairs_file(tmp_path), tiny_model)
     assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert [s.advantage for s in rows.samples] == [1.0, -1.0] * 6
     assert [s.row_id for s in rows.samples[:3]] == ["0:chosen", "0:rejected", "1:chosen"]
@@ -67,61 +66,31 @@ def test_pairs_are_groups_that_share_the_tokens_of_their_prompt(tiny_model: Path
         assert sample.token_ids[sample.loss_mask].tolist() == ended
 
 
-def messages(role: str, text: str) -> list[dict[str, str]]:
-    return [{"role": role, "content": text}]
-
-
-def test_text_and_messages_and_whole_conversations_are_the_same_pairs(tiny_model: Path, tmp_path: Path) -> None:
-    want = ids(read_preferences(text_file(tmp_path), tiny_model).samples)
-    prompt = [messages("user", p) for p, _, _ in ROWS]
-    good, bad = ([messages("assistant", row[i]) for row in ROWS] for i in (1, 2))
-    dump = [[json.dumps(cell) for cell in column] for column in (prompt, good, bad)]
-    whole = [[json.dumps(p + a) for p, a in zip(prompt, side, strict=True)] for side in (good, bad)]
-    single = [[json.dumps(cell[0]) for cell in side] for side in (good, bad)]
-    files = [
-        write(tmp_path / "nested", prompt=prompt, chosen=good, rejected=bad),
-        write(tmp_path / "json", prompt=dump[0], chosen=dump[1], rejected=dump[2]),
-        write(tmp_path / "mixed", prompt=dump[0], chosen=[row[1] for row in ROWS], rejected=single[1]),
-        write(tmp_path / "implicit", chosen=whole[0], rejected=whole[1]),
-        write(tmp_path / "both", prompt=prompt, chosen=whole[0], rejected=whole[1]),
-    ]
-    for file in files:
-        assert ids(read_preferences(file, tiny_model).samples) == want, file
-
-
-def test_text_that_looks_like_json_is_text(tiny_model: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "f", prompt=["[1, 2] or {", '[{"a": 1}]'], chosen=["[1]", "{}"], rejected=["no", "[2]"])
-    rows = read_preferences(file, tiny_model)
-    text = AutoTokenizer.from_pretrained(tiny_model).decode(rows.samples[2].token_ids)
-    assert '[{"a": 1}]' in text and "{}" in text
-
-
-def test_system_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Path) -> None:
+def test_earlier_messages_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Path) -> None:
     tools = json.dumps([{"type": "function", "function": {"name": "plus", "description": "adds", "parameters": {}}}])
-    file = write(tmp_path / "f", system=["Be brief."], prompt=["1+1=?"], chosen=["2"], rejected=["3"], tools=[tools])
-    text = AutoTokenizer.from_pretrained(tiny_model).decode(read_preferences(file, tiny_model).samples[1].token_ids)
+    said = [{"role": role, "content": text} for role, text in [("system", "Be brief."), ("user", "1+1=?")]]
+    answers = [[*said, {"role": "assistant", "content": text}] for text in ("2", "3")]
+    chosen, rejected = ([json.dumps(answer[2:])] for answer in answers)
+    file = write(tmp_path / "f", prompt=[json.dumps(said)], chosen=chosen, rejected=rejected, tools=[tools])
+    rows = read_preferences(file, tiny_model)
+    text = AutoTokenizer.from_pretrained(tiny_model).decode(rows.samples[1].token_ids)
     assert "Be brief." in text and "plus" in text and "1+1=?" in text
+    calls = [{"role": "assistant", "content": "wait"}, {"role": "user", "content": "go on"}]
+    longer = [[json.dumps([*calls, *answer[2:]])] for answer in answers]
+    file = write(tmp_path / "f", prompt=[json.dumps(said)], chosen=longer[0], rejected=longer[1])
+    good, bad = read_preferences(file, tiny_model).samples
+    assert good.loss_mask.sum() == bad.loss_mask.sum() == 2  # only the last message is trained
+    assert (good.token_ids[~good.loss_mask] == bad.token_ids[~bad.loss_mask]).all()
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"prompt": ["a"], "chosen": ["b"]}, r"columns \['chosen', 'prompt'\]; expected prompt, chosen and rejected"),
-        ({"prompt": ["a"], "completion": ["b"], "label": ["1"]}, "row 0: label 1, expected true .desirable. or false"),
         (
-            {"prompt": ["a", None], "chosen": ["b", "c"], "rejected": ["d", "e"]},
-            "row 1 .from 0.: column 'prompt' has no value",
+            {"prompt": ["a"], "chosen": ["b"]},
+            r"1 rows with the columns \['chosen', 'prompt'\]; expected rows with prompt",
         ),
-        ({"prompt": ["a"], "chosen": [messages("user", "b")], "rejected": ["c"]}, "chosen does not end with an"),
-        ({"chosen": ["b"], "rejected": ["c"]}, "row 0: a pair without a prompt"),
-        (
-            {
-                "chosen": [messages("user", "a") + messages("assistant", "b")],
-                "rejected": [messages("user", "x") + messages("assistant", "c")],
-            },
-            "row 0: chosen and rejected differ before their last message",
-        ),
-        ({"prompt": pa.array([], pa.string()), "chosen": [], "rejected": []}, "contains no pair"),
+        ({"prompt": pa.array([], pa.string()), "chosen": [], "rejected": []}, "0 rows with the columns"),
     ],
 )
 def test_what_is_no_pair_is_refused(tiny_model: Path, tmp_path: Path, columns: dict[str, Any], message: str) -> None:
@@ -179,7 +148,8 @@ def labelled_file(folder: Path) -> str:
     """Answers without a partner, two of them to the same prompt."""
     prompts, completions = ["1+2=?", "1+2=?", "30+4=?", "55+6=?", "9+9=?"], ["3", "4", "34", "60", "18"]
     labels = ["true", "false", "true", "false", "true"]  # JSON, as the platform writes its datasets
-    return write(folder / "labels.parquet", prompt=prompts, completion=completions, label=labels)
+    cells = {"prompt": messages("user", prompts), "completion": messages("assistant", completions)}
+    return write(folder / "labels.parquet", **cells, label=labels)
 
 
 @pytest.mark.slow
@@ -321,7 +291,7 @@ def test_dpo_raises_the_margin_of_preferred_answers(
     result, events = train(session, dpo_request(train_batch_size=6, max_steps=25))
     assert events[0].metrics["loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert events[-1].metrics["loss"] < 0.2
-    rows = read_preferences(text_file(Path(result.checkpoint).parent), tiny_model)
+    rows = read_preferences(pairs_file(Path(result.checkpoint).parent), tiny_model)
     after, before = (
         sequence_logps(AutoModelForCausalLM.from_pretrained(folder), rows.samples).unflatten(0, (-1, 2))
         for folder in (result.checkpoint, tiny_model)

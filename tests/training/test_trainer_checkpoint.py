@@ -203,6 +203,18 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request,
 
 
 @pytest.mark.slow
+def test_shards_are_not_read_again_for_the_manifest(session, round_request, monkeypatch) -> None:
+    from rft_platform.training.checkpoint import manifest
+
+    read: list[str] = []
+    digest_file = manifest.digest_file
+    monkeypatch.setattr(manifest, "digest_file", lambda path: (read.append(path.name), digest_file(path))[1])
+    result, _ = run(session, round_request(save_hf_checkpoint="never"))
+    assert not {"optimizer.safetensors", "master.safetensors"} & set(read) and "state.json" in read
+    assert checkpoint_damage(Path(result.checkpoint)) is None
+
+
+@pytest.mark.slow
 def test_another_request_does_not_continue_from_the_checkpoint(session, round_request) -> None:
     request = round_request(epochs=2, save_interval=2)
     stopped(session, request, after=3)

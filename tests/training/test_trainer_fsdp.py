@@ -1,26 +1,33 @@
 """How models lie on the ranks: layouts change what a step costs, not what it computes."""
 
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+import rft_platform
 from rft_platform.algorithms.spec import AlgorithmSpec, LoraSpec
 from rft_platform.cluster.interface import Group
 from rft_platform.cluster.local.local_cluster import command_of
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.distributed import Ranks
+from rft_platform.training.join import node_service
 from rft_platform.training.launch import trainer_service
 from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.models.critic import load_critic
 from rft_platform.training.models.loading import check_tied, load_policy
 from rft_platform.training.packed.packed_policy import score
 from rft_platform.training.protocol import Layout
+from tests.support.builders import load_text
 
 SFT = AlgorithmSpec(policy_loss="sft")
 
@@ -121,6 +128,22 @@ def test_tied_embeddings_stay_one_tensor_and_an_untied_one_is_refused(tiny_model
         check_tied(causal, tiny_model)
 
 
+def test_a_model_folder_without_all_weights_is_refused(tiny_model, ranks, tmp_path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    whole = load_file(tiny_model / "model.safetensors")
+    lacking = {key: value for key, value in whole.items() if key != name}
+    for number, tensors in enumerate((lacking, whole | {name: torch.zeros(3, 3)})):
+        folder = shutil.copytree(tiny_model, tmp_path / str(number))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=f"safetensors files lack {name} in the shape"):
+            load_policy(folder, ranks, torch.float32)
+    (folder / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(UserError, match="cannot load a causal LM from it"):
+        load_policy(folder, ranks, torch.float32)
+    with pytest.raises(UserError, match="cannot make a value model of it"):
+        load_critic(folder, ranks, torch.float32)
+
+
 def test_layers_are_compiled_by_default_on_gpus_below_float32() -> None:
     assert Layout().compiles("cuda", float32=False)
     assert not Layout().compiles("cuda", float32=True)
@@ -149,3 +172,29 @@ def test_command_lines_of_one_rank_of_one_node_and_of_several() -> None:
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=trainer-0", "--master-port=29500"} < set(second)
     with pytest.raises(UserError, match=r"trainer\.rendezvous\.endpoint is 'trainer-0'"):
         trainer_service(group=Group(1, 2, "trainer-0"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "trainer", "expected"),
+    [
+        ("{kind: ray, node_num: 2}", "{}", "Ray starts the trainer on every node"),
+        ("{node_num: 2}", "{}", r"trainer\.rendezvous\.endpoint is None, .*set cluster\.node_num"),
+        ("{node_num: 1}", "{rendezvous: {endpoint: 'a:1'}}", r"cluster\.node_num is 1 .*only the first node trains"),
+        ("{node_num: 2}", "{rendezvous: {endpoint: 'a:1'}}", "expected a node rank from 1 to 1"),
+    ],
+)
+def test_a_node_that_is_not_in_the_group_cannot_join(tiny_model, tmp_path, cluster, trainer, expected) -> None:
+    text = f"{{project: p, name: n, model: {{model_path: {tiny_model}}}, cluster: {cluster}, trainer: {trainer}}}"
+    with pytest.raises(UserError, match=expected):
+        node_service(load_text(tmp_path, text), 2)
+
+
+def test_a_change_of_any_module_makes_another_trainer_group(tmp_path, monkeypatch) -> None:
+    (tmp_path / "openai_api").mkdir()
+    for name in ("__init__.py", "openai_api/templates.py"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    monkeypatch.setattr(rft_platform, "__file__", str(tmp_path / "__init__.py"))
+    before = trainer_service().digest
+    os.utime(tmp_path / "openai_api/templates.py", (2, 2))
+    assert trainer_service().digest != before

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -352,6 +353,14 @@ def weighed(tmp_path: Path, *weights: object) -> Path:
 def test_a_messages_weight_scales_its_loss(tiny_model: Path, tmp_path: Path) -> None:
     rows = read_demonstrations(str(weighed(tmp_path, None, 0, 0.5, 2)), tiny_model)
     assert [(sample.row_id, sample.weight) for sample in rows.samples] == [("0:1", 1.0), ("0:5", 0.5), ("0:7", 2.0)]
+
+
+def test_rows_are_read_again_for_other_end_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    file, planner = str(weighed(tmp_path, None)), Planner()
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(512))}))
+    one, two = (planner._read(read_demonstrations, file, folder, None).samples[0] for folder in (tiny_model, other))
+    assert len(two.token_ids) > len(one.token_ids)
 
 
 @pytest.mark.parametrize("weight", [-1, "much", math.inf, [1]])

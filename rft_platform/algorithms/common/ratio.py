@@ -77,14 +77,14 @@ def row_mask(
     rows: int,
     low: float,
     high: float,
-    mean: Literal["geometric", "product"] = "geometric",
+    combine: Literal["geometric", "product"] = "geometric",
 ) -> Tensor:
     """1.0 on the tokens of rows whose ratio is in ``[low, high]``, else 0.0; [N].
 
     The ratio of a row is the geometric mean of r over its tokens, or the product.
     """
     total, count = _row_sums(logp, rollout_logprobs, row, rows)
-    if mean == "geometric":
+    if combine == "geometric":
         total = total / count.clamp(min=1)
     ratio = total.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
     return ((ratio >= low) & (ratio <= high)).to(logp.dtype)[row]

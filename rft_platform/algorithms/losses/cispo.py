@@ -3,7 +3,6 @@
 import torch
 from pydantic import NonNegativeFloat
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
@@ -13,9 +12,8 @@ def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: No
 
     ``clip_low`` 1 means no lower bound. The upper bound is ``1 + clip_high`` here, but ``epsilon_high`` in TRL.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():
-        ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
+        ratio = tokens.log_ratio().exp()
         weight = ratio.clamp(1 - clip_low, 1 + clip_high)
         metrics = {"clip_low": (ratio < 1 - clip_low).sum(), "clip_high": (ratio > 1 + clip_high).sum()}
         metrics["clip_fraction"] = metrics["clip_low"] + metrics["clip_high"]

@@ -15,11 +15,9 @@ S is computed with the policy at the start of a training.
 from typing import Annotated
 
 import numpy as np
-import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.ppo import DualClip, ppo
 from rft_platform.algorithms.losses.registry import StepTokens, TokenBatch, TokenLoss, Total, loss
 
@@ -43,12 +41,7 @@ def largest(tokens: StepTokens, *, select_ratio: float) -> np.ndarray:
     Among tokens with equal covariances, which are all tokens of a step without advantages, it selects at random.
     """
     covariance, count = _covariance(tokens)
-    wanted = _wanted(select_ratio, count)
-    bound = kth_largest(covariance, wanted, tokens.total)
-    above, equal = covariance > bound, covariance == bound
-    rest = wanted - int(tokens.total(np.array([np.count_nonzero(above)], np.float64))[0])
-    draw = np.where(equal, tokens.draw, -1.0)
-    return above | equal & (draw >= kth_largest(draw, rest, tokens.total))
+    return _largest(covariance, _wanted(select_ratio, count), tokens)
 
 
 @loss("clip_cov", zero_advantage_is_inert=True, selects=in_band)
@@ -61,15 +54,8 @@ def clip_cov(
     cov_low: float = 1.0,
     cov_high: float = 5.0,
 ) -> TokenLoss:
-    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; selected tokens have no gradient (Clip-Cov).
-
-    ``in_band`` selects them. Metrics: ``clip_fraction``, ``selected``.
-    """
-    ratio, selected = _inputs(tokens)
-    value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
-    with torch.no_grad():
-        cut = (ratio < 1 - clip_low) & (tokens.advantage < 0) | (ratio > 1 + clip_high) & (tokens.advantage > 0)
-    return TokenLoss(value.detach().where(selected, value), {"clip_fraction": cut.sum(), "selected": selected.sum()})
+    """``ppo`` without the dual clip; the tokens of ``in_band`` have no gradient (Clip-Cov). Metrics as ``clip_b``."""
+    return _without_selected(tokens, ppo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=None))
 
 
 @loss("kl_cov", selects=largest)
@@ -78,17 +64,11 @@ def kl_cov(tokens: TokenBatch, *, kl_coef: NonNegativeFloat = 1.0, select_ratio:
 
     ``largest`` selects them. Metric ``selected``.
     """
-    ratio, selected = _inputs(tokens)
+    selected = _selected(tokens)
+    ratio = tokens.log_ratio().exp()
     assert tokens.old_logprobs is not None
     penalty = kl_coef * (tokens.logp - tokens.old_logprobs).abs()
     return TokenLoss(-tokens.advantage * ratio + selected * penalty, {"selected": selected.sum()})
-
-
-def _inputs(tokens: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The ratio, and whether each token is selected."""
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    assert tokens.selected is not None, "the step selects tokens for every loss with `selects`"
-    return log_ratio(tokens.logp, tokens.old_logprobs).exp(), tokens.selected > 0
 
 
 def _covariance(tokens: StepTokens) -> tuple[np.ndarray, float]:
@@ -99,8 +79,17 @@ def _covariance(tokens: StepTokens) -> tuple[np.ndarray, float]:
     return (tokens.logp - logp / count) * (tokens.advantage - advantage / count), count
 
 
-def _wanted(select_ratio: float, count: float) -> int:
-    return max(1, int(select_ratio * count))
+def _wanted(share: float, count: float) -> int:
+    return max(1, int(share * count))
+
+
+def _largest(values: np.ndarray, wanted: int, tokens: StepTokens) -> np.ndarray:
+    """Select the ``wanted`` tokens of all ranks with the largest ``values``; among equal values at random."""
+    bound = kth_largest(values, wanted, tokens.total)
+    above, equal = values > bound, values == bound
+    rest = wanted - int(tokens.total(np.array([np.count_nonzero(above)], np.float64))[0])
+    draw = np.where(equal, tokens.draw, -1.0)
+    return above | equal & (draw >= kth_largest(draw, rest, tokens.total))
 
 
 def kth_largest(values: np.ndarray, k: int, total: Total) -> float:
@@ -126,7 +115,6 @@ def kth_largest(values: np.ndarray, k: int, total: Total) -> float:
     return float(np.where(ordered & sign, ordered ^ sign, ~ordered).view(np.float64)[0])
 
 
-MaxShare = Annotated[float, Field(gt=0, le=1)]
 _LEAST_STD = 1e-12  # below it all tokens are alike, and no token is selected
 
 
@@ -145,13 +133,8 @@ def below_the_vocabulary(tokens: StepTokens, *, mu: float, max_share: float) -> 
     """
     _, std, count = _moments(tokens.entropy_change, tokens.total)
     far = (tokens.advantage < 0) & (tokens.entropy_change < -mu * std) & (std >= _LEAST_STD)
-    wanted = max(1, int(max_share * count))
     distance = np.where(far, -tokens.entropy_change, -np.inf)
-    bound = kth_largest(distance, wanted, tokens.total)
-    above, equal = far & (distance > bound), far & (distance == bound)
-    rest = wanted - int(tokens.total(np.array([np.count_nonzero(above)], np.float64))[0])
-    draw = np.where(equal, tokens.draw, -1.0)
-    return above | equal & (draw >= kth_largest(draw, rest, tokens.total))
+    return far & _largest(distance, _wanted(max_share, count), tokens)
 
 
 @loss("clip_b", zero_advantage_is_inert=True, selects=below_the_batch, entropy_change="plain")
@@ -175,15 +158,19 @@ def clip_v(
     clip_high: NonNegativeFloat = 0.28,
     dual_clip: DualClip | None = 3.0,
     mu: NonNegativeFloat = 8.5,
-    max_share: MaxShare = 1e-4,
+    max_share: Ratio = 1e-4,
 ) -> TokenLoss:
     """``ppo``; the tokens of ``below_the_vocabulary`` have no gradient. Metrics as ``clip_b``."""
     return _without_selected(tokens, ppo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip))
 
 
-def _without_selected(tokens: TokenBatch, out: TokenLoss) -> TokenLoss:
+def _selected(tokens: TokenBatch) -> Tensor:
     assert tokens.selected is not None, "the step selects tokens for every loss with `selects`"
-    selected = tokens.selected > 0
+    return tokens.selected > 0
+
+
+def _without_selected(tokens: TokenBatch, out: TokenLoss) -> TokenLoss:
+    selected = _selected(tokens)
     return TokenLoss(out.loss.detach().where(selected, out.loss), out.metrics | {"selected": selected.sum()})
 
 

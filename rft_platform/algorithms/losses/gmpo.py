@@ -3,7 +3,6 @@
 import torch
 from pydantic import NonNegativeFloat
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 
@@ -15,8 +14,7 @@ def gmpo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 0.4, clip_high: Non
     respect to the log-prob of each of its T tokens that is not clipped is ``-A s / T``. Metrics: number of clipped
     tokens.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    log_rho = log_ratio(tokens.logp, tokens.old_logprobs)
+    log_rho = tokens.log_ratio()
     with torch.no_grad():
         cut_high = (tokens.advantage > 0) & (log_rho > clip_high)
         cut_low = (tokens.advantage < 0) & (log_rho < -clip_low)

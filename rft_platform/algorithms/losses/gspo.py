@@ -3,7 +3,6 @@
 import torch
 from pydantic import NonNegativeFloat
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_mean
 
 
@@ -14,8 +13,7 @@ def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: No
     The value of ``s_t`` is the row's ratio ``s`` (the length-normalised likelihood ratio); its gradient is that of the
     token's own ``pi``. Metrics: number of tokens in clipped rows.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    log_rho = log_ratio(tokens.logp, tokens.old_logprobs).detach()
+    log_rho = tokens.log_ratio().detach()
     ratio = row_mean(log_rho, tokens).exp()[tokens.row] * (tokens.logp - tokens.logp.detach()).exp()
     value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():

@@ -5,7 +5,6 @@ from typing import Annotated
 import torch
 from pydantic import Field, NonNegativeFloat
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 DualClip = Annotated[float, Field(gt=1)]
@@ -24,8 +23,7 @@ def ppo(
     ``rho = exp(logp - old_logprobs)``, with the logarithm clamped to +-20. Metrics: tokens whose gradient was cut at
     the lower bound, at the upper bound and by the dual clip; ``clip_fraction`` is their total.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
+    ratio = tokens.log_ratio().exp()
     value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():
         cut_low = (ratio < 1 - clip_low) & (tokens.advantage < 0)

@@ -11,7 +11,6 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
@@ -38,9 +37,8 @@ def rec(
     The data may come from any policy: no other correction is applied. Metric ``clip_fraction``: tokens with an
     advantage and M = 0.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():
-        ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
+        ratio = tokens.log_ratio().exp()
         good, bad = tokens.advantage > 0, tokens.advantage < 0
         inside = (ratio >= 1 - clip_low) & (ratio <= 1 + clip_high)
         keep: Tensor = {
@@ -60,7 +58,6 @@ def sppo(tokens: TokenBatch, *, epsilon: PositiveFloat = 0.3) -> TokenLoss:
 
     Metric ``clip_fraction``: tokens outside the bounds.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    log_rho, bound = log_ratio(tokens.logp, tokens.old_logprobs), math.log1p(epsilon)
+    log_rho, bound = tokens.log_ratio(), math.log1p(epsilon)
     cut = (log_rho.detach().abs() > bound).sum()
     return TokenLoss(-tokens.advantage * log_rho.clamp(-bound, bound), {"clip_fraction": cut})

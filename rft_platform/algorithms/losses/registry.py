@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.common.registry import Registry, check_arguments
+from rft_platform.common.errors import UserError
 
 
 @dataclass(slots=True)
@@ -42,6 +44,11 @@ class TokenBatch:
     def __post_init__(self) -> None:
         if self.old_logprobs is None:
             self.old_logprobs = self.rollout_logprobs
+
+    def log_ratio(self) -> Tensor:
+        """Log of the loss's ratio, ``logp - old_logprobs``, clamped to +-20; where it is clamped, the gradient is 0."""
+        assert self.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+        return log_ratio(self.logp, self.old_logprobs)
 
 
 @dataclass(slots=True)
@@ -175,18 +182,20 @@ def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
     """Return the loss called ``name`` with its options bound. Raises UserError for an unknown name or option."""
     entry = LOSSES.get(name)
     check_arguments(f"policy loss {name!r}", entry.function, args)
-    whole_rows = entry.whole_rows or bool(entry.whole_rows_if and args.get(entry.whole_rows_if))
-    beta = args.get("beta", entry.beta) if entry.teacher else None
-    selects = None if entry.selects is None else _bound_selection(entry.selects, entry.function, args)
+    options = {option: p.default for option, p in inspect.signature(entry.function).parameters.items()} | args
+    whole_rows = entry.whole_rows or bool(entry.whole_rows_if and options[entry.whole_rows_if])
+    beta = options["beta"] if entry.teacher else None
+    if beta is not None and not 0 <= beta <= 1:
+        raise UserError(f"beta of the loss {name!r} is {beta}: expected a number from 0 (KL(T||S)) to 1 (KL(S||T))")
+    selects = None if entry.selects is None else _bound_selection(entry.selects, options)
     function = functools.partial(entry.function, **args)
     return replace(entry, function=function, whole_rows=whole_rows, beta=beta, selects=selects)
 
 
-def _bound_selection(selects: Selection, function: LossFunction, args: dict[str, Any]) -> Selection:
-    """``selects`` with the options of the loss ``function`` that it has, given or by default."""
-    defaults = {name: option.default for name, option in inspect.signature(function).parameters.items()}
-    options = [p.name for p in inspect.signature(selects).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return functools.partial(selects, **{name: args.get(name, defaults[name]) for name in options})
+def _bound_selection(selects: Selection, options: dict[str, Any]) -> Selection:
+    """``selects`` with those options of the loss that it has."""
+    names = [p.name for p in inspect.signature(selects).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return functools.partial(selects, **{name: options[name] for name in names})
 
 
 def row_sum(values: Tensor, tokens: TokenBatch) -> Tensor:

@@ -3,7 +3,6 @@
 import torch
 from pydantic import PositiveFloat
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
@@ -14,8 +13,7 @@ def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveF
     At rho = 1 the gradient is that of ``-rho A``. The further rho is from 1, the smaller is the gradient: its factor is
     ``4 p (1 - p)`` with ``p = sigmoid(tau (rho - 1))``. The metric ``gate`` is this factor.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
-    ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
+    ratio = tokens.log_ratio().exp()
     tau = torch.full_like(ratio, tau_neg).masked_fill(tokens.advantage > 0, tau_pos)
     gate = torch.sigmoid(tau * (ratio - 1))
     return TokenLoss(-gate * (4 / tau) * tokens.advantage, {"gate": (4 * gate * (1 - gate)).detach().sum()})

@@ -2,7 +2,6 @@
 
 import torch
 
-from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss, row_sum
 
 
@@ -14,9 +13,8 @@ def topr(tokens: TokenBatch, *, trajectory: bool = False) -> TokenLoss:
     ``rho`` is each token's ratio; with ``trajectory`` it is the paper's product over the row's tokens. Metric
     ``taper``: alpha.
     """
-    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():
-        log_rho = log_ratio(tokens.logp, tokens.old_logprobs)
+        log_rho = tokens.log_ratio()
         if trajectory:
             log_rho = row_sum(log_rho, tokens)[tokens.row]
         alpha = torch.where(tokens.advantage > 0, torch.ones_like(log_rho), log_rho.clamp(max=0).exp())

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from rft_platform.common.digests import digest_weights
 from rft_platform.common.files import digest_json, read_json, write_json
-from rft_platform.training.checkpoint.manifest import COMPANIONS
+from rft_platform.training.checkpoint.manifest import companions
 from rft_platform.training.checkpoint.reading import CRITIC, MOMENTS, RANDOM, STATE, UPDATES, Position
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.critic import Critic
@@ -43,30 +43,14 @@ _AT_ONCE = StagingOptions(
 
 
 @dataclass(frozen=True, slots=True)
-class CriticTensors:
-    """A critic's weights as published: full float32 tensors on the CPU."""
-
-    weights: dict[str, Tensor]
-    updates: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensors."""
-        return sum(tensor.nbytes for tensor in self.weights.values())
-
-    def copied(self) -> "CriticTensors":
-        """Return a copy with its own memory, so that training can continue."""
-        return replace(self, weights={name: tensor.clone() for name, tensor in self.weights.items()})
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """The content of one checkpoint."""
 
     state: TrainerState
     shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, file name) -> tensors by name
     weights: dict[str, Tensor] | None  # full tensors on rank 0; None: write no Hugging Face weights
-    critic: CriticTensors | None
+    critic: dict[str, Tensor] | None  # full float32 tensors on rank 0; None: write no critic
+    critic_updates: int
     random: dict[str, Tensor]
     progress: dict[str, Any]
 
@@ -91,7 +75,8 @@ class Draft:
         shards = _shards(state, ranks, with_master=not publish) if with_state else {}
         weights = gather_weights(state) if publish else None
         critic = _gather_critic(state.critic) if with_state and state.critic is not None else None
-        draft = cls(state, shards, weights, critic, random_state(), _progress(state, position))
+        updates = 0 if state.critic is None else state.critic.updates
+        draft = cls(state, shards, weights, critic, updates, random_state(), _progress(state, position))
         return draft.copied(ranks) if copy else draft
 
     def copied(self, ranks: Ranks) -> "Draft":
@@ -101,9 +86,8 @@ class Draft:
             shards = {place: on_host(_local(tensors).items()) for place, tensors in shards.items()}
         if ranks.world_size > 1 or ranks.device.type == "cpu" or ranks.layout.cpu_offload:
             shards = {place: _copied(tensors) for place, tensors in shards.items()}
-            weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
-        critic = None if self.critic is None else self.critic.copied()
-        return replace(self, shards=shards, weights=weights, critic=critic)
+            weights = _cloned(weights)
+        return replace(self, shards=shards, weights=weights, critic=_cloned(self.critic))
 
     def split(self) -> tuple["Draft", "Draft"]:
         """Split into two drafts: the weights and small files, to publish now, and the trainer state, to save later."""
@@ -112,9 +96,9 @@ class Draft:
     @property
     def nbytes(self) -> int:
         """Lower bound of the number of bytes that this rank writes."""
-        published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
-        own = sum(local_part(value).nbytes for tensors in self.shards.values() for value in tensors.values())
-        return published + own + (0 if self.critic is None else self.critic.nbytes)
+        full = [*(self.weights or {}).values(), *(self.critic or {}).values()]
+        own = [local_part(value) for tensors in self.shards.values() for value in tensors.values()]
+        return sum(tensor.nbytes for tensor in full + own)
 
     def make_folders(self, folder: Path) -> None:
         """Create ``folder`` and, in it, the folders of the shards. Rank 0 calls it before any rank writes."""
@@ -127,29 +111,19 @@ class Draft:
         for write in self._shard_writers(folder, ranks):
             write()
 
-    def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
-        """Write rank 0's shards and everything that only rank 0 writes. Large files are written in parallel."""
-        writers = self._shard_writers(trainer_state, ranks)
-        with ThreadPoolExecutor(len(writers) + 1) as pool:
-            weights = pool.submit(self._write_weights, folder)
-            for shards in [pool.submit(write) for write in writers]:
-                shards.result()
-            weights.result()
-        self._write_rest(folder, trainer_state)
+    def write(self, folder: Path | None, trainer_state: Path, ranks: Ranks) -> dict[Path, str]:
+        """Write what rank 0 writes, large files in parallel; return the digests that are known without reading.
 
-    def write_state(self, trainer_state: Path, ranks: Ranks) -> dict[Path, str]:
-        """Write rank 0's shards and the critic, in parallel; return the digests that are known without reading."""
+        If ``folder`` is None, only the shards and the critic are written.
+        """
         writers = self._shard_writers(trainer_state, ranks)
-        with ThreadPoolExecutor(len(writers) + 1) as pool:
-            if self.state.critic is not None and self.critic is not None:
-                critic = pool.submit(_write_critic, trainer_state, self.state.critic, self.critic)
-            else:
-                critic = None
-            written = [pool.submit(write) for write in writers]
-            digests = {file: digest for shards in written for file, digest in shards.result().items()}
-            if critic is not None:
-                critic.result()
-        return digests
+        if self.critic is not None:
+            writers.append(partial(self._write_critic, trainer_state / CRITIC, self.critic))
+        if folder is not None:
+            writers.append(partial(self._write_published, folder, trainer_state))
+        with ThreadPoolExecutor(len(writers) or 1) as pool:
+            written = pool.map(lambda write: write(), writers)
+            return {file: digest for digests in written for file, digest in digests.items()}
 
     def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], dict[Path, str]]]:
         return [
@@ -157,13 +131,21 @@ class Draft:
             for (place, name), tensors in self.shards.items()
         ]
 
-    def _write_rest(self, folder: Path, trainer_state: Path) -> None:
-        """Write tokenizer and template files, critic, random state and progress."""
-        _copy_companions(self.state.folder, folder)
+    def _write_published(self, folder: Path, trainer_state: Path) -> dict[Path, str]:
+        """Write weights, tokenizer and template files, random state and progress."""
+        self._write_weights(folder)
+        for file in companions(self.state.folder):
+            shutil.copyfile(file, folder / file.name)
         save_file(self.random, trainer_state / RANDOM)
-        if self.state.critic is not None and self.critic is not None:
-            _write_critic(trainer_state, self.state.critic, self.critic)
         write_json(trainer_state / STATE, self.progress)
+        return {}
+
+    def _write_critic(self, target: Path, weights: dict[str, Tensor]) -> dict[Path, str]:
+        """Write the critic without its moments, which are shards."""
+        assert self.state.critic is not None
+        self.state.critic.model.model.save_pretrained(target, state_dict=weights, max_shard_size="100TB")
+        write_json(target / UPDATES, {"updates": self.critic_updates})
+        return {}
 
     def weights_digest(self, folder: Path, files: Mapping[str, Mapping[str, Any]], ranks: Ranks) -> str:
         """Digest of the weights written to ``folder``, or of the float32 shards if no other weights were written.
@@ -184,8 +166,7 @@ class Draft:
         if self.weights is None:
             causal.config.save_pretrained(folder)
         else:
-            rounded = {name: value.to(dtype) for name, value in self.weights.items()}
-            causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_WEIGHTS_FILE_BYTES)
+            causal.save_pretrained(folder, state_dict=self.weights, max_shard_size=_WEIGHTS_FILE_BYTES)
         if dtype != torch.float32:  # transformers records the dtype of the float32 model in memory
             config = read_json(folder / "config.json")
             write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
@@ -211,21 +192,15 @@ def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
     }
 
 
-def _gather_critic(critic: Critic) -> CriticTensors:
-    """Gather the tensors of ``critic`` for rank 0. Every rank must call this function."""
-    model = critic.model.model
-    whole: dict[str, Any] = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    weights = {name: tensor.contiguous() for name, tensor in whole.items()}
-    return CriticTensors(weights, critic.updates)
+def _gather_critic(critic: Critic) -> dict[str, Tensor]:
+    """Gather the tensors of ``critic`` for rank 0, float32 on the CPU. Every rank must call this function."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole: dict[str, Any] = get_model_state_dict(critic.model.model, options=options)
+    return {name: tensor.contiguous() for name, tensor in whole.items()}
 
 
-def _write_critic(folder: Path, critic: Critic, tensors: CriticTensors) -> None:
-    """Write the gathered tensors into ``folder``, a checkpoint's ``trainer_state``, without the moments."""
-    target = folder / CRITIC
-    critic.model.model.save_pretrained(target, state_dict=tensors.weights, max_shard_size="100TB")
-    write_json(target / UPDATES, {"updates": tensors.updates})
+def _cloned(tensors: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    return None if tensors is None else {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -248,10 +223,3 @@ def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None
     adapter = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
     save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(folder)
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    for pattern in COMPANIONS:
-        for file in source.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, target / file.name)

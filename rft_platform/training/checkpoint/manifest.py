@@ -1,11 +1,8 @@
 """The manifest of a checkpoint: its origin, and a digest of every file. Does not import torch."""
 
 import platform
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -23,13 +20,11 @@ from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 
 STEPS = "steps.json"  # metrics of each optimiser step
-#: Files that every checkpoint copies from its parent's folder: they define tokenisation and end tokens.
-COMPANIONS = (
+_COMPANIONS = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "*.tiktoken",
 )  # fmt: skip
 _READERS = 8  # files that are read at the same time
-_QUIET_S = 0.05  # time without a change after which ``EarlyDigests`` reads a file
 SCHEMA_VERSION = 1
 
 
@@ -87,57 +82,21 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-class EarlyDigests:
-    """Digests of finished files below ``folder``, computed in threads while other files are still written.
-
-    A file counts as finished if nothing was written to it for 50 ms. ``digest`` reads a file again that changed since.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._found: dict[Path, tuple[tuple[int, int], Future[str]]] = {}  # (time of the last change, size), digest
-        self._ended = threading.Event()
-        self._pool = ThreadPoolExecutor(_READERS)
-        self._thread = threading.Thread(target=self._watch, name="early-digests", daemon=True)
-
-    def __enter__(self) -> "EarlyDigests":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._pool.shutdown()
-
-    def digest(self, path: Path) -> str:
-        """Return the sha256 of a file that is complete."""
-        stamp, early = self._found.get(path, (None, None))
-        return early.result() if early is not None and stamp == _stamp(path) else digest_file(path)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_QUIET_S / 2):
-            for path in self._folder.rglob("*.safetensors"):
-                with suppress(FileNotFoundError):  # removed by its writer
-                    stamp = _stamp(path)
-                    is_quiet = time.time_ns() - stamp[0] > _QUIET_S * 1e9
-                    if is_quiet and self._found.get(path, (None,))[0] != stamp:
-                        self._found[path] = stamp, self._pool.submit(digest_file, path)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
-
-
-def describe_files(folder: Path, digest: Callable[[Path], str] = digest_file) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file below ``folder``; files are read in parallel."""
+def describe_files(folder: Path, known: Mapping[Path, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Size and digest of every file below ``folder``. Files whose digest is not ``known`` are read, in parallel."""
+    known = known or {}
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     with ThreadPoolExecutor(min(_READERS, len(paths) or 1)) as pool:
-        digests = pool.map(digest, paths)
+        digests = pool.map(lambda path: known.get(path) or digest_file(path), paths)
         return {
             path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
             for path, digest in zip(paths, digests, strict=True)
         }
+
+
+def companions(folder: Path) -> list[Path]:
+    """The files of a model folder that define tokenisation and end tokens. Every checkpoint copies its parent's."""
+    return sorted({path for pattern in _COMPANIONS for path in folder.glob(pattern) if path.is_file()})
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
@@ -168,8 +127,8 @@ def identify(folder: Path) -> str:
     manifest = _manifest_of_model(folder)
     if manifest is not None:
         return manifest.state_digest
-    names = {path.name: path for pattern in ("config.json", *COMPANIONS) for path in folder.glob(pattern)}
-    others = {name: digest_once(path) for name, path in names.items() if path.is_file()}
+    config = [path for path in [folder / "config.json"] if path.is_file()]
+    others = {path.name: digest_once(path) for path in [*config, *companions(folder)]}
     return digest_json([digest_weights(folder, digest_once), others])
 
 

@@ -7,8 +7,8 @@ Layout of ``global_step_<n>``::
     model.safetensors.index.json
     generation_config.json, tokenizer files, chat template
     trainer_state/optimizer*.safetensors       AdamW's moments, the shards of each rank (``shards.py``)
-    trainer_state/master*.safetensors          float32 weights, sharded likewise, if the published weights are
-    rounded, sharded in memory, or not written
+    trainer_state/master*.safetensors          float32 weights, in shards; written if the model is on several ranks, or
+                                               the published weights are not float32 or were not written
     trainer_state/random.safetensors           states of the random generators
     trainer_state/critic/                      the value model, its AdamW moments and its update count
     trainer_state/state.json                   position in the demonstrations, adaptive KL coefficient

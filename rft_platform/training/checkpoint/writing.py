@@ -21,7 +21,6 @@ from rft_platform.common.digests import SAVED_STATE
 from rft_platform.common.errors import DiskFullError, StorageError
 from rft_platform.common.files import (
     atomic_path,
-    digest_file,
     fsync,
     fsync_tree,
     is_disk_full,
@@ -30,7 +29,7 @@ from rft_platform.common.files import (
     write_sealed_json,
 )
 from rft_platform.training.checkpoint.content import Draft
-from rft_platform.training.checkpoint.manifest import STEPS, EarlyDigests, Manifest, describe_files, write_manifest
+from rft_platform.training.checkpoint.manifest import STEPS, Manifest, describe_files, write_manifest
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import TRAINER_STATE
 
@@ -147,11 +146,6 @@ class Publication(_SharedWriting):
     steps: list[dict[str, Any]] = field(kw_only=True)
     _temp: Path = field(init=False)
 
-    def start(self, *, background: bool) -> "Publication":
-        """Start writing; see ``begin``."""
-        self.begin(background=background)
-        return self
-
     def finish(self) -> Manifest:
         """Wait for the publication and return the manifest; see ``end``."""
         self.end()
@@ -171,11 +165,10 @@ class Publication(_SharedWriting):
         return str(temp / TRAINER_STATE)
 
     def _lead(self) -> None:
-        with EarlyDigests(self._temp) as early:
-            self.draft.write_all(self._temp, self._shards, self.ranks)
-            write_json(self._temp / STEPS, self.steps)
-            self._await_others()
-            files = describe_files(self._temp, early.digest)
+        known = self.draft.write(self._temp, self._shards, self.ranks)
+        write_json(self._temp / STEPS, self.steps)
+        self._await_others()
+        files = describe_files(self._temp, known)
         digest = self.draft.weights_digest(self._temp, files, self.ranks)
         self.manifest = replace(self.manifest, weights_digest=digest, files=files)
         write_manifest(self._temp, self.manifest)
@@ -206,7 +199,7 @@ class StateSaving(_SharedWriting):
     def _lead(self) -> None:
         with self._described_errors():
             with synced_while_written(self._shards) if self.ranks.world_size > 1 else nullcontext():
-                known = self.draft.write_state(self._shards, self.ranks)
+                known = self.draft.write(None, self._shards, self.ranks)
                 self._await_others()
             fsync_tree(self.folder)
             fsync(self.folder.parent)
@@ -228,7 +221,7 @@ class StateSaving(_SharedWriting):
             raise StorageError(f"{self.folder}: the trainer state cannot be saved: {error}") from error
 
     def _put_in_place(self, known: Mapping[Path, str]) -> None:
-        files = describe_files(self._shards, lambda file: known.get(file) or digest_file(file))
+        files = describe_files(self._shards, known)
         for written in self._shards.iterdir():
             target = self._shards.parent / written.name
             if target.is_dir():

@@ -43,27 +43,6 @@ def json_cells(table: "pa.Table", name: str) -> list[Any]:
     return [json.loads(cell) if isinstance(cell, str) else cell for cell in table[name].to_pylist()]
 
 
-def message_cells(table: "pa.Table", name: str) -> list[str] | list[Conversation]:
-    """Values of a column of conversations (nested or JSON) or plain texts; plain texts are returned unchanged."""
-    cells = table[name].to_pylist()
-    parsed = [_messages(cell) for cell in cells]
-    return cells if any(messages is None for messages in parsed) else [m for m in parsed if m is not None]
-
-
-def _messages(cell: Any) -> Conversation | None:
-    """Parse the messages of a cell; None for plain text."""
-    if isinstance(cell, str):
-        try:
-            cell = json.loads(cell) if cell.lstrip().startswith(("[", "{")) else None
-        except ValueError:
-            return None
-    cell = [cell] if isinstance(cell, dict) else cell
-    if not isinstance(cell, list) or not all(isinstance(message, dict) and "role" in message for message in cell):
-        return None
-    # Nested Parquet values have all fields in every message, most of them null.
-    return [{key: value for key, value in message.items() if value is not None} for message in cell]
-
-
 def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int], list[int]]]:
     """Return prompt and answer ids of every turn, with the chat template and end tokens of ``model_folder``.
 

@@ -6,18 +6,15 @@ Both are conversations (``conversations``). The loss is computed on answers of t
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rft_platform.common.errors import UserError
 from rft_platform.tasks.messages import learned, weight_of
-from rft_platform.training.data.conversations import Conversation, Turn, json_cells, message_cells, read_table, tokenise
+from rft_platform.training.data.conversations import Conversation, Turn, json_cells, read_table, tokenise
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files
 from rft_platform.training.data.samples import Sample, demonstration_sample
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 CHOSEN, REJECTED = 1.0, -1.0  # advantages that mark the rows of a pair
 
@@ -90,95 +87,31 @@ def _conversation(system: str | None, prompt: str, response: str) -> Conversatio
 def read_preferences(path: str, model_folder: Path) -> TrainingRows:
     """Read the pairs or the labelled answers of a Parquet file, tokenised with the template of ``model_folder``.
 
-    Columns of pairs: ``chosen`` and ``rejected``; optionally ``prompt``, ``system`` (text) and ``tools`` (JSON).
-    ``prompt``, ``chosen`` and ``rejected`` are each text, or messages (nested or as JSON); messages of ``chosen`` and
-    ``rejected`` end with the answer. Without a ``prompt``, ``chosen`` and ``rejected`` are whole conversations that
-    differ only in the answer. A pair is a group of two rows with equal prompt tokens and advantages +1 and -1.
+    Columns of pairs, all JSON: ``prompt``, ``chosen`` and ``rejected`` (messages), optionally ``tools``. ``chosen`` and
+    ``rejected`` end with the answer and differ only in it. A pair is a group of two rows with equal prompt tokens and
+    advantages +1 and -1.
 
-    Columns of labelled answers: ``prompt``, ``completion`` and ``label`` (true: desirable). Each is a group of one row
-    with advantage +1 or -1. Raises UserError for a missing column or value, or if a conversation does not end with an
-    assistant message.
+    Columns of labelled answers: ``completion`` and ``label`` (true: desirable) in place of ``chosen`` and ``rejected``.
+    Each answer is a group of one row with advantage +1 or -1. Raises UserError for a missing column or an empty file.
     """
     digest, table = digest_files([path]), read_table(path)
-    if {"completion", "label"} <= set(table.column_names):
-        return _labelled(path, table, model_folder, digest)
-    turns = [turn for pair in _pairs(path, table) for turn in pair]
-    if not turns:
-        raise UserError(f"{path}: it contains no pair to learn from")
-    samples = []
-    for index, (prompt_ids, answer_ids) in enumerate(tokenise(turns, model_folder)):
-        sample = answer_sample(f"{index // 2}:{'rejected' if index % 2 else 'chosen'}", prompt_ids, answer_ids)
-        sample.advantage = REJECTED if index % 2 else CHOSEN
-        samples.append(sample)
-    return TrainingRows(samples, np.arange(len(samples)) // 2, digest)
-
-
-def _labelled(path: str, table: "pa.Table", model_folder: Path, digest: str) -> TrainingRows:
-    cells = _cells(path, table, ("prompt", "completion"))
-    labels = json_cells(table, "label")
-    turns = []
-    for row, (system, prompt, completion, tools) in enumerate(zip(*cells, strict=True)):
-        where = f"{path}, row {row}"
-        if not isinstance(labels[row], bool):
-            raise UserError(f"{where}: label {labels[row]!r}, expected true (desirable) or false")
-        before = _pair_prompt(system, prompt)
-        *before, answer = _with_answer(where, "completion", before, completion)
-        turns.append(Turn(where, before, answer, tools))
-    if not turns:
-        raise UserError(f"{path}: it contains no answer to learn from")
-    samples = [answer_sample(str(row), *ids) for row, ids in enumerate(tokenise(turns, model_folder))]
-    for sample, label in zip(samples, labels, strict=True):
-        sample.advantage = CHOSEN if label else REJECTED
-    return TrainingRows(samples, np.arange(len(samples)), digest)
-
-
-def _pairs(path: str, table: "pa.Table") -> list[tuple[Turn, Turn]]:
     columns = set(table.column_names)
-    if not {"chosen", "rejected"} <= columns:
+    pairs, labelled = {"prompt", "chosen", "rejected"} <= columns, {"prompt", "completion", "label"} <= columns
+    if not (pairs or labelled) or not len(table):
         raise UserError(
-            f"{path}: columns {sorted(columns)}; expected prompt, chosen and rejected, or prompt, completion and label"
+            f"{path}: {len(table)} rows with the columns {sorted(columns)}; expected rows with prompt, chosen and "
+            "rejected, or with prompt, completion and label"
         )
-    cells = _cells(path, table, ("prompt", "chosen", "rejected"))
-    return [_pair(f"{path}, row {row}", *values) for row, values in enumerate(zip(*cells, strict=True))]
-
-
-def _cells(path: str, table: "pa.Table", names: Sequence[str]) -> list[list[Any]]:
-    """Values of the columns ``system``, ``names`` and ``tools``; None in a column that does not exist.
-
-    Raises UserError for a missing value in ``names``.
-    """
-    columns = set(table.column_names)
-    for name in sorted(columns.intersection(names)):
-        if table[name].null_count:
-            row = table[name].to_pylist().index(None)
-            raise UserError(f"{path}, row {row} (from 0): column {name!r} has no value; every row needs a {name}")
-    nothing = [None] * len(table)
-    system = table["system"].to_pylist() if "system" in columns else nothing
-    tools = json_cells(table, "tools") if "tools" in columns else nothing
-    return [system, *(list(message_cells(table, name)) if name in columns else nothing for name in names), tools]
-
-
-def _pair(where: str, system: str | None, prompt: Any, chosen: Any, rejected: Any, tools: Any) -> tuple[Turn, Turn]:
-    before = _pair_prompt(system, prompt)
-    good, bad = _with_answer(where, "chosen", before, chosen), _with_answer(where, "rejected", before, rejected)
-    if good[:-1] != bad[:-1]:
-        raise UserError(f"{where}: chosen and rejected differ before their last message; only the last may differ")
-    if not good[:-1]:
-        raise UserError(f"{where}: a pair without a prompt; add the column prompt, or whole conversations")
-    shared = good[:-1]
-    return Turn(where, shared, good[-1], tools), Turn(where, shared, bad[-1], tools)
-
-
-def _pair_prompt(system: str | None, prompt: str | Conversation | None) -> Conversation:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt or [])
-    return [{"role": "system", "content": system}, *messages] if system else messages
-
-
-def _with_answer(where: str, name: str, before: Conversation, answer: str | Conversation) -> Conversation:
-    """Return the conversation up to and including the answer."""
-    if isinstance(answer, str):
-        answer = [{"role": "assistant", "content": answer}]
-    whole = answer if before and answer[: len(before)] == before else [*before, *answer]
-    if not answer or whole[-1]["role"] != "assistant":
-        raise UserError(f"{where}: {name} does not end with an assistant's message, which the loss compares")
-    return whole
+    names = ("chosen", "rejected") if pairs else ("completion",)
+    cells = [json_cells(table, name) for name in ("prompt", *names)]
+    tools = json_cells(table, "tools") if "tools" in columns else [None] * len(table)
+    turns = []
+    for row, (offered, prompt, *answers) in enumerate(zip(tools, *cells, strict=True)):
+        before = [*prompt, *answers[0][:-1]]  # one object, so that ``tokenise`` renders it once
+        turns += [Turn(f"{path}, row {row}", before, answer[-1], offered) for answer in answers]
+    row_ids = [f"{row}:{name}" if pairs else str(row) for row in range(len(table)) for name in names]
+    samples = [answer_sample(row_id, *ids) for row_id, ids in zip(row_ids, tokenise(turns, model_folder), strict=True)]
+    desirable = [True, False] * len(table) if pairs else json_cells(table, "label")
+    for sample, is_desirable in zip(samples, desirable, strict=True):
+        sample.advantage = CHOSEN if is_desirable else REJECTED
+    return TrainingRows(samples, np.arange(len(samples)) // len(names), digest)

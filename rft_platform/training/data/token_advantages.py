@@ -24,7 +24,7 @@ from rft_platform.training.distributed import Reduce
 
 
 @dataclass(slots=True)
-class TokenAdvantages:
+class AdvantageReport:
     """Metrics of the token advantages, and the state of the KL coefficient for the next training."""
 
     metrics: dict[str, float]
@@ -33,7 +33,7 @@ class TokenAdvantages:
 
 def set_token_advantages(
     rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, reduce: Reduce
-) -> TokenAdvantages:
+) -> AdvantageReport:
     """Set ``advantage`` (with a critic also ``returns``) per token on the rows ``mine``, which this rank trains.
 
     Every rank must call it. ``control`` is the state of an adaptive KL penalty. Raises UserError if the rows are not
@@ -59,7 +59,7 @@ def set_token_advantages(
         layout.spread("returns", out.returns)
     elif algorithm.critic is not None:
         raise UserError(f"token advantage {name!r} requires a critic, but computes no returns to train it with")
-    return TokenAdvantages(metrics, control if penalty is not None else None)
+    return AdvantageReport(metrics, control if penalty is not None else None)
 
 
 def check_token_parts(algorithm: AlgorithmSpec) -> None:

@@ -1,4 +1,4 @@
-"""Values of the critic for rows, and the critic's part of an optimiser step: gradients, clipping, update."""
+"""The critic's part of an optimiser step: gradients, clipping, update."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_platform.algorithms.aggregation import Aggregation
 from rft_platform.algorithms.spec import CriticSpec
 from rft_platform.algorithms.value_loss import explained_variance, value_loss
 from rft_platform.common.errors import NonFiniteError, some
@@ -16,20 +15,8 @@ from rft_platform.training.models.critic import Critic, PackedCritic
 from rft_platform.training.models.optimizer import apply_step, clip_gradients
 from rft_platform.training.packed.attention import to_device
 from rft_platform.training.packed.lm_head import PackTensors
-from rft_platform.training.packed.packed_policy import evaluate, expect_backward, idle_pack
+from rft_platform.training.packed.packed_policy import idle_pack, prepare_backward
 from rft_platform.training.packed.packing import Pack, pack
-
-
-def compute_values(
-    critic: PackedCritic, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
-) -> None:
-    """Set ``old_values`` of every sample: the value of the state before each trained token, 0 elsewhere.
-
-    Under FSDP every rank must call it, with its own samples.
-    """
-    values = evaluate(critic, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
-    for sample, own in zip(samples, values, strict=True):
-        sample.old_values = own
 
 
 def accumulate_value_gradients(
@@ -53,12 +40,12 @@ def accumulate_value_gradients(
     tokens = float(reduce(count, "sum"))
     if not tokens:
         return {}
-    scale = world_size / Aggregation("token-mean").normaliser(tokens, len(samples))
+    scale = world_size / tokens
     old, returns = (_column(samples, name) for name in ("old_values", "returns"))
     sums: dict[str, Tensor] = {}
     passes = most(len(packs), reduce)
     for index in range(passes):
-        expect_backward(critic, last=index == passes - 1)
+        prepare_backward(critic, last=index == passes - 1)
         counted = index < len(packs)
         part = packs[index] if counted else idle_pack(critic, max_tokens_per_pack)
         value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))

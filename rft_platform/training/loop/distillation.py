@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rft_platform.algorithms.losses.gkd import check_beta, generalized_jsd
+from rft_platform.algorithms.losses.gkd import generalized_jsd
 from rft_platform.algorithms.losses.registry import PolicyLoss
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserError, some
 from rft_platform.training.packed.lm_head import (
     CHUNK_ELEMENTS,
     HeadGradient,
@@ -46,13 +46,11 @@ def distillation_loss(
     """Return the summed loss of a pack's tokens. Call ``backward`` on it once; the teacher gets no gradient.
 
     ``policy_loss`` is a loss of kind ``teacher``; its option ``beta`` selects the divergence (``generalized_jsd``).
-    Raises UserError without a teacher, and if the vocabulary sizes of student and teacher differ.
+    Raises UserError if the vocabulary sizes of student and teacher differ.
     """
-    if teacher is None:
-        raise UserError("distillation needs a teacher: set the folder of its model (algorithm.teacher_model_path)")
+    assert teacher is not None, "the plan refuses a loss of kind teacher without one"
     beta = policy_loss.beta
     assert beta is not None, "a loss of kind teacher is registered with one"
-    check_beta(beta)
     with torch.no_grad():
         taught: LMHead = teacher(batch, through=lambda head: head)
 
@@ -123,10 +121,11 @@ def check_vocabulary(student: Path, teacher: Path) -> None:
     check_vocabulary_size(_vocabulary_size(student), _vocabulary_size(teacher))
     tokens, others = _tokens(student), _tokens(teacher)
     if tokens is not None and others is not None and tokens != others:
-        differing = sum(others.get(token) != index for token, index in tokens.items())
+        differing = sorted({token for token, _ in tokens.items() ^ others.items()})
         raise UserError(
             f"the tokenizers of student {student} ({len(tokens)} tokens) and teacher {teacher} ({len(others)} tokens) "
-            f"differ in {differing} tokens: distillation needs a teacher with the same tokenizer"
+            f"differ in {len(differing)} tokens ({some(differing)}): distillation needs a teacher with the same "
+            "tokenizer"
         )
 
 

@@ -1,6 +1,6 @@
 """Gradients of one optimiser step over packed rows: log-probs, loss and backward pass, pack by pack.
 
-``Window`` is one rank's share of a step: the rows to compute, the columns of the objective, and the counts. A loss
+``StepShare`` is one rank's share of a step: the rows to compute, the columns of the objective, and the counts. A loss
 with ``selects`` gives some tokens another loss. Which tokens these are depends on all tokens of the step, so they are
 selected from all rows, on all ranks, before the step is packed.
 """
@@ -29,7 +29,7 @@ from rft_platform.training.loop.step_metrics import DeviceClock
 from rft_platform.training.packed.attention import has_tiles, to_device
 from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.packed.lm_head import PackTensors
-from rft_platform.training.packed.packed_policy import PackedPolicy, expect_backward, idle_pack
+from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack, prepare_backward
 from rft_platform.training.packed.packing import Pack, StaticLengths, pack
 
 #: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them -> which objectives need them.
@@ -41,7 +41,7 @@ _LOGPROBS = {
 
 
 @dataclass(slots=True)
-class Window:
+class StepShare:
     """The rows of one step that this rank computes, packed, with their columns."""
 
     packs: list[Pack]
@@ -64,7 +64,7 @@ class Window:
         share_prefixes: bool = True,
         static: StaticLengths | None = None,
         tile_cost: float = 0.0,
-    ) -> "Window":
+    ) -> "StepShare":
         """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed.
 
         The other parameters are those of ``pack``.
@@ -214,11 +214,11 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
 
-    ``samples`` are this rank's share of the whole step (all accumulation windows). Forward and backward run over packs
-    of at most ``max_tokens_per_pack`` computed tokens. The loss is divided once, by counts summed over all ranks. FSDP
-    averages gradients over ranks, so the loss is multiplied by ``world_size``; without FSDP leave ``reduce`` and
-    ``world_size`` at their defaults. Every rank runs the same number of packs and returns the same metrics. The caller
-    zeroes the gradients before the call, and clips the gradients and updates the weights after it.
+    ``samples`` are this rank's share of the whole step. Forward and backward run over packs of at most
+    ``max_tokens_per_pack`` computed tokens. The loss is divided once, by counts over all ranks and all packs of the
+    optimiser step. FSDP averages gradients over ranks, so the loss is multiplied by ``world_size``; without FSDP leave
+    ``reduce`` and ``world_size`` at their defaults. Every rank runs the same number of packs and returns the same
+    metrics. The caller zeroes the gradients before the call, and clips the gradients and updates the weights after it.
     ``metrics["packs"] == 0`` means that no row had a gradient and no backward pass ran.
 
     With ``skip_zero_advantage``, rows with an advantage of exactly 0 are left out of forward and backward if they have
@@ -234,31 +234,31 @@ def accumulate_gradients(
     with clock.time("pack", on_host=True):
         select_tokens(samples, objective, reduce)
         cost = TrainingCost.of(policy)
-        window = _window(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
+        share = _step_share(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
         idle = idle_pack(policy, max_tokens_per_pack)
-        counts = window.counts | _operations(window.packs, cost)
-    largest = reduce(torch.tensor([len(window.packs), counts["flops"]], dtype=torch.float64), "max").tolist()
+        counts = share.counts | _operations(share.packs, cost)
+    largest = reduce(torch.tensor([len(share.packs), counts["flops"]], dtype=torch.float64), "max").tolist()
     totals = reduce(torch.tensor(list(counts.values()), dtype=torch.float64), "sum").tolist()
     counts = dict(zip(counts, totals, strict=True)) | {"flops_if_balanced": largest[1] * world_size}
     passes = int(largest[0])
     if not passes:
-        return _count_metrics(counts, window.objective)
-    weight = window.token_weight(counts, world_size)
+        return _count_metrics(counts, share.objective)
+    weight = share.token_weight(counts, world_size)
     sums: dict[str, Tensor] = {}
     for index in range(passes):
         with clock.time("pack", on_host=True):
-            part = _PartLoss(window, index, weight, policy.device, idle)
+            part = _PartLoss(share, index, weight, policy.device, idle)
             batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
-        expect_backward(policy, last=index == passes - 1)
+        prepare_backward(policy, last=index == passes - 1)
         with clock.time("forward"):
-            loss = _loss_of(policy, teacher, batch, part, window.objective)
+            loss = _loss_of(policy, teacher, batch, part, share.objective)
         with clock.time("backward"):
             loss.backward()
         part.add("loss", loss.detach() / world_size)
         for name, value in part.sums.items():
             sums[name] = sums[name] + value if name in sums else value
     totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
-    return _count_metrics(counts, window.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
+    return _count_metrics(counts, share.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
 
 
 def _loss_of(
@@ -278,11 +278,11 @@ class _PartLoss:
     number of passes.
     """
 
-    def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device, idle_pack: Pack) -> None:
-        idle = index >= len(window.packs)
-        self.pack = idle_pack if idle else window.packs[index]
+    def __init__(self, share: StepShare, index: int, weight: np.ndarray, device: torch.device, idle_pack: Pack) -> None:
+        idle = index >= len(share.packs)
+        self.pack = idle_pack if idle else share.packs[index]
         self.sums: dict[str, Tensor] = {}
-        self._objective = window.objective
+        self._objective = share.objective
         self._counted = 0.0 if idle else 1.0
 
         def take(column: np.ndarray, index: np.ndarray) -> Tensor:
@@ -292,10 +292,10 @@ class _PartLoss:
         self._row = to_device(self.pack.token_row, device)
         self._weight = take(weight, self.pack.rows[self.pack.token_row])
         self._row_group = None
-        if window.objective.policy_loss.whole_groups:
-            group = np.zeros(1, np.int64) if idle else window.group[self.pack.rows]
+        if share.objective.policy_loss.whole_groups:
+            group = np.zeros(1, np.int64) if idle else share.group[self.pack.rows]
             self._row_group = to_device(np.unique(group, return_inverse=True)[1], device)
-        self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
+        self._columns = {name: take(column, self.pack.token_source) for name, column in share.columns.items()}
 
     def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor | None = None) -> Tensor:
         """Return the weighted sum of the losses of some of the pack's tokens."""
@@ -320,7 +320,7 @@ class _PartLoss:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
 
-def _window(
+def _step_share(
     policy: PackedPolicy,
     samples: Sequence[Sample],
     algorithm: AlgorithmSpec,
@@ -328,13 +328,13 @@ def _window(
     skip: bool,
     share_prefixes: bool | None,
     cost: TrainingCost,
-) -> Window:
-    """Build the window. If ``share_prefixes`` is None, prefixes are shared if that saves enough operations."""
+) -> StepShare:
+    """Build this rank's share. If ``share_prefixes`` is None, prefixes are shared if that saves enough operations."""
     static, tile_cost = policy.static, cost.tile if has_tiles(policy.device, policy.compute_dtype) else 0.0
-    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static, tile_cost)
-    if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
-        return Window.of(samples, algorithm, max_tokens, skip, False, static)
-    return window
+    share = StepShare.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static, tile_cost)
+    if share_prefixes is None and not sharing_pays(cost, Work.of_packs(share.packs), Work.of_rows(share.packs)):
+        return StepShare.of(samples, algorithm, max_tokens, skip, False, static)
+    return share
 
 
 def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:

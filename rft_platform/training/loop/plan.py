@@ -16,7 +16,7 @@ from rft_platform.algorithms.plugins import plugins_digest
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
-from rft_platform.training.checkpoint.manifest import identify
+from rft_platform.training.checkpoint.manifest import companions, identify
 from rft_platform.training.checkpoint.reading import Position, read_position
 from rft_platform.training.data.offline_data import among_rollouts, read_demonstrations, read_preferences
 from rft_platform.training.data.rollout_rows import TrainingRows, digest_files, read_rollouts
@@ -151,8 +151,7 @@ class Planner:
 
     def _read(self, reader: Reader, file: str, model_folder: Path, limit: int | None) -> TrainingRows:
         """Read rows of at most ``limit`` tokens. If longer rows are left out, the limit is part of the digest."""
-        template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
-        key = f"{digest_files([file, *(str(model_folder / name) for name in template)])} {limit}"
+        key = f"{digest_files([file, *map(str, companions(model_folder))])} {limit}"
         if reader not in self._cache or self._cache[reader][0] != key:
             self._cache[reader] = (key, reader(file, model_folder).within(limit, file))
         return self._cache[reader][1]

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -25,31 +24,13 @@ from rft_platform.training.checkpoint.manifest import identify, verified_weights
 from rft_platform.training.data.rollout_rows import TrainingRows
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.data.token_advantages import set_token_advantages
-from rft_platform.training.distributed import Ranks, Reduce
-from rft_platform.training.loop.critic_step import compute_values
+from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.distillation import check_vocabulary
 from rft_platform.training.loop.kl_baseline import attach_mismatched
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models.loading import load_policy
-from rft_platform.training.packed.lm_head import CHUNK_ELEMENTS, LMHead, PackTensors
-from rft_platform.training.packed.packed_policy import PackedPolicy, evaluate, expect_rows, score
-
-
-def compute_entropy_change(
-    policy: PackedPolicy, samples: Sequence[Sample], *, centred: bool, max_tokens_per_pack: int, reduce: Reduce
-) -> None:
-    """Set ``entropy_change`` of every sample to S of its tokens; 0 for tokens that are not trained.
-
-    ``centred`` subtracts the expectation of S over the policy's distribution. Every rank must make the same call.
-    """
-
-    def changes(batch: PackTensors) -> Tensor:
-        found: Tensor = policy(batch, through=partial(entropy_change, centred=centred))
-        return found
-
-    rows = evaluate(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce, call=changes)
-    for sample, values in zip(samples, rows, strict=True):
-        sample.entropy_change = values
+from rft_platform.training.packed.lm_head import CHUNK_ELEMENTS, LMHead
+from rft_platform.training.packed.packed_policy import PackedPolicy, score, set_longest_row, set_values
 
 
 @torch.no_grad()
@@ -70,7 +51,6 @@ def entropy_change(head: LMHead, *, centred: bool) -> Tensor:
     return torch.cat(found).index_select(0, head.batch.token_pair)
 
 
-LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
 BLOCK = 256  # number of groups whose reference log-probs are computed together
 
 
@@ -118,16 +98,16 @@ class Precompute:
                 self._compute_teacher(run, Path(request.teacher).absolute(), samples)
         if algorithm.correction == "decoupled":
             with run.watch.time("old_logprobs"):
-                compute_logprobs(run.state.policy, "old_logprobs", samples, budget, reduce)
+                set_values(run.state.policy, "old_logprobs", samples, budget, reduce)
         change = run.plan.objective.policy_loss.entropy_change
         if change is not None:
             with run.watch.time("entropy_change"):
-                compute_entropy_change(
-                    run.state.policy, samples, centred=change == "centred", max_tokens_per_pack=budget, reduce=reduce
-                )
+                policy, through = run.state.policy, partial(entropy_change, centred=change == "centred")
+                call = partial(policy.__call__, through=through)
+                set_values(policy, "entropy_change", samples, budget, reduce, call)
         if run.state.critic is not None:
             with run.watch.time("values"):
-                compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
+                set_values(run.state.critic.model, "old_values", samples, budget, reduce)
         if algorithm.token_advantage is not None:
             with run.ranks.failing_together() as reduce_if_all:  # bad rewards, or a user's function, on one rank
                 computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce_if_all)
@@ -169,14 +149,13 @@ class Precompute:
         if run.plan.objective.policy_loss.teacher:
             run.teacher = teacher
         else:
-            budget, reduce = run.request.max_tokens_per_pack, run.ranks.reduce
-            compute_logprobs(teacher, "teacher_logprobs", samples, budget, reduce)
+            set_values(teacher, "teacher_logprobs", samples, run.request.max_tokens_per_pack, run.ranks.reduce)
 
 
 def _frozen(held: FrozenModel, folder: Path, run: TrainingRun) -> PackedPolicy:
     """The model in ``folder``, for rows as long as those of ``run``."""
     policy = held.model(folder)
-    expect_rows(policy, run.request.max_tokens_per_row)
+    set_longest_row(policy, run.request.max_tokens_per_row)
     return policy
 
 
@@ -202,15 +181,6 @@ def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
         for parameter in trainable:
             parameter.requires_grad_(True)
         yield policy
-
-
-def compute_logprobs(
-    policy: PackedPolicy, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int, reduce: Reduce
-) -> None:
-    """Set ``field`` of every sample to its log-probs under ``policy``; 0 for tokens that are not trained."""
-    logprobs = score(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
-    for sample, values in zip(samples, logprobs, strict=True):
-        _set(sample, field, values)
 
 
 def compute_reference(
@@ -268,7 +238,8 @@ def _score_together(
     together = ranks.reduce(torch.from_numpy(np.concatenate(values).astype(np.float64)), "sum").numpy()
     ends = np.cumsum([len(row) for row in values])
     for sample, row in zip(samples, np.split(together, ends[:-1]), strict=True):
-        _set(sample, "reference_logprobs", row)
+        sample.reference_logprobs = np.zeros(len(sample.token_ids), np.float32)
+        sample.reference_logprobs[sample.loss_mask] = row
 
 
 def _stream_positions(groups: int, seed: int) -> np.ndarray:
@@ -276,9 +247,3 @@ def _stream_positions(groups: int, seed: int) -> np.ndarray:
     position = np.empty(groups, np.int64)
     position[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
     return position
-
-
-def _set(sample: Sample, field: LogprobField, values: np.ndarray) -> None:
-    column = np.zeros(len(sample.token_ids), np.float32)
-    column[sample.loss_mask] = values
-    setattr(sample, field, column)

@@ -52,7 +52,7 @@ from rft_platform.training.loop.training_run import (
 from rft_platform.training.models.loading import compute_dtype
 from rft_platform.training.models.optimizer import check_schedule
 from rft_platform.training.models.trainer_state import TrainerState
-from rft_platform.training.packed.packed_policy import expect_rows, score, warm_up
+from rft_platform.training.packed.packed_policy import score, set_longest_row, warm_up
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 OnStep = Callable[[StepEvent], None]
@@ -108,7 +108,7 @@ class TrainingSession:
 
         with self._parent_restored_on_error(run):
             # 3. Compute the values that the rows need, resume an interrupted training, run the optimiser steps.
-            done_steps = self._optimise(run, on_step, cancelled)
+            done_steps = self._optimise(run, on_step)
 
             # 4. Publish the checkpoint: its weights now; the trainer state now, or later in the background.
             self._await_saving()
@@ -116,9 +116,9 @@ class TrainingSession:
             PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # they are no longer needed
             return result
 
-    def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
+    def _optimise(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
         """Train the state of ``run`` on all steps of the plan, or on those after the last intermediate checkpoint."""
-        _expect_rows(run)
+        _set_longest_row(run)
 
         # 1. Compute the values that the rows need: log-probs of reference, teacher and old policy, critic values, token
         # advantages. They need the parent's weights, so they are computed before a resumed state replaces these
@@ -133,7 +133,7 @@ class TrainingSession:
         # 3. Run the optimiser steps.
         with PeriodicCheckpoints(run.request, run.plan.identity, self.ranks) as checkpoints:
             for rows in run.plan.steps[len(done_steps) :]:
-                run.check_cancelled(cancelled, done=len(done_steps))
+                run.check_cancelled(self._cancelled, done=len(done_steps))
                 step = OptimizerStep(run, rows, done=len(done_steps))
                 if step.trains_policy:  # False while the critic warms up
                     step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
@@ -235,7 +235,7 @@ class TrainingSession:
         run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
         run.state.digest = ""  # marks the state as modified
         try:
-            self._optimise(run, lambda event: LOG.info("repeated step %d", event.step), self._cancelled)
+            self._optimise(run, lambda event: LOG.info("repeated step %d", event.step))
         except RftError:
             run.drop_state()
             self._release()
@@ -282,7 +282,7 @@ class TrainingSession:
             run.state = self._ensure_state(Path(found["folder"]), found["digest"], resumed_request)
         run.state.folder = parent  # source of tokenizer and templates, because the intermediate checkpoint is removed
         run.state.digest = ""  # marks the state as modified
-        _expect_rows(run)
+        _set_longest_row(run)
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
@@ -340,11 +340,11 @@ class TrainingSession:
         return published_before(target, manifest, plan)
 
 
-def _expect_rows(run: TrainingRun) -> None:
+def _set_longest_row(run: TrainingRun) -> None:
     """Tell the models of the state how long the rows of the training can be."""
-    expect_rows(run.state.policy, run.request.max_tokens_per_row)
+    set_longest_row(run.state.policy, run.request.max_tokens_per_row)
     if run.state.critic is not None:
-        expect_rows(run.state.critic.model, run.request.max_tokens_per_row)
+        set_longest_row(run.state.critic.model, run.request.max_tokens_per_row)
 
 
 def build_objective(request: TrainRequest) -> Objective:

@@ -116,7 +116,7 @@ class TrainingRun:
             manifest = replace(manifest, deferred_state=later)
             at_once, rest = draft.split() if later else (draft, None)
             writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
-            writing.start(background=rest is not None)
+            writing.begin(background=rest is not None)
             try:
                 rest = None if rest is None else rest.copied(self.ranks)  # while the weights are written
             finally:
@@ -169,8 +169,6 @@ def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: i
 
     ``group`` covers all rows; ``cost`` [len(rows)] covers those of the step, in any additive unit.
     """
-    if world_size == 1:
-        return rows
     groups, member = np.unique(group[rows], return_inverse=True)
     weight = np.bincount(member, cost)
     load = np.zeros(world_size)

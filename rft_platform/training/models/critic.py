@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rft_platform.algorithms.spec import CriticSpec
@@ -76,7 +77,7 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
             folder, num_labels=1, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
             use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: transformers cannot make a value model of it: {error}") from error
     _start_head(model, set(info["missing_keys"]), folder)
     model.to(ranks.device)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rft_platform.algorithms.spec import LoraSpec
 from rft_platform.common.digests import defers_state
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import UserError, some
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import MASTER, TRAINER_STATE, ShardReader
 from rft_platform.training.packed.packed_policy import PackedModel, PackedPolicy
@@ -93,11 +94,19 @@ def _read(folder: Path, dtype: torch.dtype) -> Any:
         if _has_master(folder) and not any(folder.glob("*.safetensors")):
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
-    except (OSError, ValueError) as error:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
+    random = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    if random:
+        raise UserError(
+            f"{folder}: its safetensors files lack {some(random)} in the shape that config.json implies, so these "
+            "weights would be random: restore the files, or use a folder with all weights of the model"
+        )
+    return model
 
 
 def _read_master(model: nn.Module, folder: Path, resumed: bool) -> None:

@@ -31,7 +31,7 @@ class PackedModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Device of the parameters."""
+        """The device of the computation; offloaded parameters are stored elsewhere."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -55,7 +55,7 @@ class PackedPolicy(nn.Module):
         self.runs_on: torch.device | None = None
         self.static: StaticLengths | None = None  # pad packs to these lengths
         self.compiled_for: tuple[int, ...] = ()  # lengths of packs that ``warm_up`` has compiled for
-        self.reduces_once = False  # see ``expect_backward``
+        self.reduces_once = False  # see ``prepare_backward``
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         check_packable(causal)
@@ -149,6 +149,20 @@ def evaluate(
     return np.split(values, ends[:-1]) if len(ends) else []
 
 
+def set_values(
+    model: PackedModel,
+    name: str,
+    samples: Sequence[Sample],
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    call: Callable[[PackTensors], Tensor] | None = None,
+) -> None:
+    """Set the field ``name`` of every sample to the model's numbers per token; see ``evaluate``."""
+    rows = evaluate(model, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce, call=call)
+    for sample, values in zip(samples, rows, strict=True):
+        setattr(sample, name, values)
+
+
 def release_gathered(model: PackedModel) -> None:
     """Make the shards the parameters of FSDP's modules again.
 
@@ -159,7 +173,7 @@ def release_gathered(model: PackedModel) -> None:
         module.reshard()
 
 
-def expect_backward(model: PackedModel, *, last: bool) -> None:
+def prepare_backward(model: PackedModel, *, last: bool) -> None:
     """Tell FSDP whether the next backward pass is the ``last`` of its step. Call it before each pass of a step.
 
     If ``model.reduces_once``, the layers stay gathered until the last pass, and the gradients, which each rank adds up
@@ -188,7 +202,7 @@ def score(
     return [row[sample.loss_mask] for row, sample in zip(rows, samples, strict=True)]
 
 
-def expect_rows(model: PackedModel, longest: int | None) -> None:
+def set_longest_row(model: PackedModel, longest: int | None) -> None:
     """Pad packs to lengths that suit rows of at most ``longest`` tokens (None: unknown)."""
     if model.static is not None:
         model.static = StaticLengths(longest)

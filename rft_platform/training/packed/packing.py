@@ -17,7 +17,9 @@ from rft_platform.training.data.samples import Sample
 
 WORTH_SHARING = 8  # sorted rows that share less than 1/8 of their tokens may be in different packs
 TILE = 128  # tile size of CUDA's attention kernels; static lengths are multiples of it
-_TILES_SAVED = 0.6  # key tiles per query tile, if a prefix lies directly before the rest of a row: counted in examples
+#: Key tiles that a query tile saves if a prefix lies directly before the rest of a row; examples were counted with
+#: ``attention._tiles``.
+_TILES_SAVED = 0.6
 
 
 @dataclass(frozen=True, slots=True)

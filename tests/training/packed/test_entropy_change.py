@@ -1,5 +1,7 @@
 """What a training computes for Clip-B and Clip-V: the derivative of the entropy by the sampled token's logit."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,9 @@ from small_model import build_model
 
 from rft_platform.algorithms.spec import AlgorithmSpec
 from rft_platform.training.data.samples import Sample
-from rft_platform.training.distributed import one_rank
-from rft_platform.training.loop.precompute import compute_entropy_change
+from rft_platform.training.loop.precompute import entropy_change
 from rft_platform.training.packed import lm_head
-from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.packed.packed_policy import PackedPolicy, set_values
 
 
 def by_autograd(model: torch.nn.Module, row: Sample) -> tuple[np.ndarray, np.ndarray]:
@@ -29,6 +30,11 @@ def by_autograd(model: torch.nn.Module, row: Sample) -> tuple[np.ndarray, np.nda
     return plain, expected
 
 
+def set_entropy_change(policy: PackedPolicy, rows: list[Sample], budget: int, *, centred: bool) -> None:
+    through = partial(entropy_change, centred=centred)
+    set_values(policy, "entropy_change", rows, budget, call=partial(policy, through=through))
+
+
 @pytest.mark.parametrize("elements", [1 << 27, 100])  # one chunk, and several of four heads
 @pytest.mark.parametrize("budget", [10_000, 40])
 def test_it_is_the_derivative_of_the_entropy(budget: int, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +43,7 @@ def test_it_is_the_derivative_of_the_entropy(budget: int, elements: int, monkeyp
     policy, rows = PackedPolicy(build_model()), rows_for("clip_b")
     model = build_model()
     for centred in (False, True):
-        compute_entropy_change(policy, rows, centred=centred, max_tokens_per_pack=budget, reduce=one_rank)
+        set_entropy_change(policy, rows, budget, centred=centred)
         for row in rows:
             plain, expected = by_autograd(model, row)
             want = plain - expected if centred else plain
@@ -48,7 +54,7 @@ def test_it_is_the_derivative_of_the_entropy(budget: int, elements: int, monkeyp
 @pytest.mark.parametrize("loss", ["clip_b", "clip_v"])
 def test_a_step_leaves_out_unlikely_tokens_with_a_negative_advantage(loss: str) -> None:
     policy, rows = PackedPolicy(build_model()), rows_for(loss)
-    compute_entropy_change(policy, rows, centred=loss == "clip_v", max_tokens_per_pack=10_000, reduce=one_rank)
+    set_entropy_change(policy, rows, 10_000, centred=loss == "clip_v")
     options = {"mu": 0.2} | ({"max_share": 0.5} if loss == "clip_v" else {})
     spec = AlgorithmSpec(policy_loss=loss, policy_loss_args=options)
     metrics, gradients = step(policy, rows, spec, policy)
