@@ -11,7 +11,7 @@ import torch
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
 from rft_platform.algorithms.common.registry import REGISTRIES
-from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, bind
+from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, bind, loss
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import choose
 from rft_platform.common.errors import UserError
@@ -128,6 +128,8 @@ def test_an_option_that_needs_whole_rows_counts_by_default(plugin: Path) -> None
     )
     import_plugins([NAME])
     assert bind("rowwise", {}).whole_rows and not bind("rowwise", {"trajectory": False}).whole_rows
+    with pytest.raises(ValueError, match="whole_rows_if 'paths' is no option of"):
+        loss("pathwise", whole_rows_if="paths")(LOSSES.get("rowwise").function)
 
 
 @pytest.fixture

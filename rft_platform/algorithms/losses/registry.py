@@ -139,10 +139,15 @@ def loss(
     ``algorithm.loss_agg_mode`` that the loss allows; None allows all. ``mismatched`` losses are losses of pairs; they
     cost a forward pass of one more row for each row. ``selects`` is called once per optimiser step;
     ``entropy_change`` says what it reads besides log-probs and advantages, at the price of a forward pass.
-    Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
+    Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence, and if
+    ``whole_rows_if`` is not an option of the loss.
     """
 
     def decorate(function: LossFunction) -> LossFunction:
+        if whole_rows_if is not None and whole_rows_if not in inspect.signature(function).parameters:
+            raise ValueError(
+                f"@loss({name!r}): whole_rows_if {whole_rows_if!r} is not an option of {function.__name__}"
+            )
         entry = PolicyLoss(
             function=function,
             policy_gradient=policy_gradient,
