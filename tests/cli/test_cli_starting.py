@@ -162,7 +162,7 @@ def test_a_start_that_is_refused_does_not_stop_the_home_that_drives_the_project(
     url = f"file://{tmp_path}/bucket"
     driving = open_mirror(tmp_path / "driving", url)
     driving.take_over()
-    driving._driver.show(0)
+    driving._driver.write(0)
     config = load_config(write_config(store_url=url, buffer={"batch_size": 8, "total_steps": 2}))
     with pytest.raises(UserError):
         start.begin(home, config)
