@@ -114,11 +114,12 @@ class _Service:
     def app(self, what_is_next: Callable[[Project], Sequence[str]]) -> Any:
         """Gateway, release routes and pages as one application."""
         progress = ProjectProgress(self._project, what_is_next, self._problems)
-        database, reader, tenant_of = traffic_database(self._project), TrafficReader(), self._gateway.tenant_of
+        database, tenant_of = traffic_database(self._project), self._gateway.tenant_of
+        reader, reader_of_pages = TrafficReader(), TrafficReader()  # slow pages delay no report and no metric
         pages = PageData(
             project=self._name, releases=self._releases,
             preferences=PreferenceStore(database, redaction=self._redaction),
-            traffic=self._store, writer=self._writer, reader=reader, tenant_of=tenant_of,
+            traffic=self._store, writer=self._writer, reader=reader_of_pages, tenant_of=tenant_of,
             progress=progress, watch=self._watch, history=partial(traffic_history, database),
         )  # fmt: skip
         return build_app(

@@ -229,14 +229,14 @@ def test_a_judge_that_always_fails_is_the_users_error() -> None:
         judge_runs([row(1, 0, "2")], TASKS, build_judge(broken))
 
 
-def test_a_judge_that_fails_on_every_judged_run_stops_no_round_in_which_other_runs_have_rewards() -> None:
+def test_a_judge_that_fails_on_every_judged_run_stops_the_round_although_other_runs_have_rewards() -> None:
     def broken(task: dict[str, Any], response: Any) -> float:
         return task["absent"]
 
     cut = row(1, 0, "half an answer", reward=0.25)
     cut.call.metrics = {TRUNCATED_METRIC: 1.0}
-    runs = judge_runs([cut, row(1, 1, "2", output="2")], TASKS, build_judge(broken))
-    assert (runs[0].reward, runs[0].error, runs[1].error is None) == (0.25, None, False)
+    with pytest.raises(UserCodeError, match=r"the only run that it judged \(1 exceeded the context\): KeyError"):
+        judge_runs([cut, row(1, 1, "2", output="2")], TASKS, build_judge(broken))
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def judge_runs(
     Raises:
         StorageError: the task of a row is not in ``tasks``.
         UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be called (key, budget).
-        UserCodeError: the judge failed on every run that it judged and no other run has a reward, or no reward is
-            finite and within ``max_abs_reward``.
+        UserCodeError: the judge failed on every run that it judged, or no reward is finite and within
+            ``max_abs_reward``.
         JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
     """
     runs, fault = _judgements(
@@ -161,7 +161,7 @@ def _judgements(
     needs_reward: bool,
     auxiliary_models: Mapping[str, Any] | None,
 ) -> tuple[list[RunJudgement], str | None]:
-    """Judge every run; the second value tells why no run gets a reward, None if one does."""
+    """Judge every run; the second value tells why the round must stop, None if it need not."""
     ends, judge = last_rows(rows), how.spec
     for row in ends:
         if row.task_id not in tasks:
@@ -186,9 +186,12 @@ def _judgements(
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(completed, verdicts, strict=True)}
     judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in ends]
     failed = [judgement for judgement in judged.values() if judgement.error]
-    if failed and all(judgement.error for judgement in judgements):
-        runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs; the first"
-        return judgements, f"the judge failed on {runs_of}: {failed[0].error}"
+    if failed and len(failed) == len(judged):
+        runs_of = "the only run" if len(judged) == 1 else f"all {len(judged)} runs"
+        if cut_off := len(ends) - len(judged):
+            runs_of += f" that it judged ({cut_off} exceeded the context)"
+        first = "" if len(judged) == 1 else "; the first"
+        return judgements, f"the judge failed on {runs_of}{first}: {failed[0].error}"
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(

@@ -390,8 +390,9 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
     """A copy of the request that is addressed to an engine."""
-    url = _url(engine.base_url, request.url.path)
-    return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
+    url, headers = _url(engine.base_url, request.url.path), wire.Headers(request.headers)
+    headers["host"] = url.netloc.decode()
+    return wire.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from rft_platform.online.traffic.database import DatabaseUnavailableError, answe
 
 T = TypeVar("T")
 
-_THREADS = 4  # so that slow pages leave some for reports and metrics
+_THREADS = 2  # a call that did not answer in time keeps its thread
 
 
 class TrafficReader:

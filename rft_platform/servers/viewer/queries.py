@@ -206,9 +206,13 @@ def _stored_forms(text: str) -> list[str]:
 
 
 def prompt_of(messages: str) -> str:
-    """The text of the user's last message in the JSON text of a row's messages."""
-    contents = [message.get("content") for message in json.loads(messages) if message.get("role") == "user"]
-    return contents[-1] if contents and isinstance(contents[-1], str) else ""
+    """The text of the user's last message, or of the last one if no user wrote, in a row's messages (JSON)."""
+    found = json.loads(messages)
+    users = [message for message in found if message.get("role") == "user"]
+    content = (users or found or [{}])[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part["text"]) for part in content if part.get("text"))
 
 
 def dicts(cursor: Any) -> list[dict[str, Any]]:

@@ -28,19 +28,21 @@ class Failing:
     def __init__(self, *errors: Exception) -> None:
         self._errors = list(errors)
         self.asked = 0
+        self.hosts: list[str] = []
 
     def async_transport(self, history: Any, connections: Any) -> "Failing":
         return self
 
     async def handle_async_request(self, request: Any) -> Any:
         self.asked += 1
+        self.hosts.append(request.headers["host"])
         if self._errors:
             raise self._errors.pop(0)
         return wire.Response(200)
 
 
-async def ask(folder: Path, clients: Any) -> Any:
-    engine = ServedEngine(echo_engine.status(), clients, "http://127.0.0.1:1/v1")
+async def ask(folder: Path, clients: Any, engine_url: str = "http://127.0.0.1:1/v1") -> Any:
+    engine = ServedEngine(echo_engine.status(), clients, engine_url)
     writer = TrafficWriter(TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}")))
     app = TrafficApp(lambda: engine, writer, Selection([]), SamplingParams(max_tokens=4))
     try:
@@ -60,6 +62,11 @@ async def test_a_request_survives_an_engine_that_is_killed_and_started_again(tmp
     clients = Failing(wire.ReadError("reset"), *refused)
     assert (await ask(tmp_path, clients)).status_code == 200
     assert clients.asked == 5
+
+
+async def test_an_engine_receives_requests_under_its_own_host_name(tmp_path) -> None:
+    await ask(tmp_path, clients := Failing(), "https://engine.example.com:8443/v1")
+    assert clients.hosts == ["engine.example.com:8443"]
 
 
 async def test_a_request_that_kills_engines_is_repeated_once(tmp_path) -> None:
