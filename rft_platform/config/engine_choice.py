@@ -59,19 +59,27 @@ def distribution_here() -> tuple[str, str] | None:
     return None
 
 
-@cache
 def installed_in(python: str) -> Vllm | None:
     """The vLLM of the interpreter ``python``, found without importing vLLM; UserError if it cannot be started."""
+    found = _probe(python)
+    if isinstance(found, Exception):
+        raise UserError(
+            f"engine.python {python!r} is not a Python interpreter that can be started ({type(found).__name__}): "
+            f"set it to the interpreter of the environment that has vLLM; {HOW_TO_INSTALL}"
+        ) from found
+    return found
+
+
+@cache
+def _probe(python: str) -> Vllm | None | OSError | CallError | ChildError:
+    """What ``installed_in`` returns, or why the interpreter cannot be started: that may take a minute, too."""
     if python == sys.executable:
         return installed_here()
     try:
         with Child(__name__, python=python) as child:
             found = child.ask(distribution_here.__name__, wall_s=_PROBE_TIMEOUT_S)
     except (OSError, CallError, ChildError) as error:
-        raise UserError(
-            f"engine.python {python!r} is not a Python interpreter that can be started ({type(error).__name__}): "
-            f"set it to the interpreter of the environment that has vLLM; {HOW_TO_INSTALL}"
-        ) from error
+        return error
     return Vllm(*found) if found else None
 
 

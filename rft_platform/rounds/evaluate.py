@@ -152,7 +152,8 @@ def evaluate_round(
     write(project.store, round_number, outcome)
     thin_checkpoints(project, registry)
     own = read(project.store, round_number).selection()
-    if round_number == project.rounds_budget or (own is not None and own.last):  # dynamic: before the budget
+    is_last = round_number == project.rounds_budget or (own is not None and own.last)  # dynamic: before the budget
+    if is_last and project.config.mode != "bench":
         finish_runs(project, registry)
     return outcome
 

@@ -131,7 +131,7 @@ def _scratch_project(wanted: Wanted) -> Iterator[Project]:
 def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:
     """The settings of the file, or those of a new project, with one taskset and the options of the command."""
     settings = read_settings(wanted.config)[0] if wanted.config is not None else _default_settings()
-    build_config(settings, str(wanted.config or "rft debug"))  # refuses sections that are no mappings
+    _check_sections(settings, wanted)
     taskset = _taskset_of(settings, wanted)
     if wanted.workflow:
         taskset |= {"workflow": wanted.workflow, "workflow_args": dict(wanted.workflow_args or {})}
@@ -153,9 +153,17 @@ def _settings(wanted: Wanted, home: Home) -> dict[str, Any]:
     model |= {"max_response_tokens": wanted.max_tokens} if wanted.max_tokens is not None else {}
     if wanted.model or "model_path" not in model:
         model["model_path"] = _model(wanted.model or TINY, home)
-    if wanted.model and "policies" in settings:
+    if wanted.model and settings.get("policies"):
         settings["policies"] = [{**entry, "model_path": model["model_path"]} for entry in settings["policies"]]
     return {**settings, "model": model}
+
+
+def _check_sections(settings: dict[str, Any], wanted: Wanted) -> None:
+    """Raise UserError if a section that the command changes is no mapping. The rest is checked after the changes."""
+    buffer = settings.get("buffer", {})
+    inner = buffer.get("explorer_input", {}) if isinstance(buffer, Mapping) else None
+    if not all(isinstance(section, Mapping) for section in (settings.get("model", {}), buffer, inner)):
+        build_config(settings, str(wanted.config))  # its error names the key
 
 
 def _default_settings() -> dict[str, Any]:

@@ -249,6 +249,15 @@ def test_a_section_without_keys_is_refused(rft: Callable[..., Result], home: obj
     assert "buffer.explorer_input: got None; expected a section" in shown.output
 
 
+def test_a_draft_needs_no_dataset_if_the_command_gives_the_task(
+    rft: Callable[..., Result], home: object, tmp_path: Path
+) -> None:
+    (tmp_path / "rft.yaml").write_text("buffer: {explorer_input: {taskset: {judge: numeric}}}\n")
+    task = '{"question": "1 + 1", "answer": "2"}'
+    shown = rft("debug", "judge", "2", "--config", tmp_path / "rft.yaml", "--task", task)
+    assert shown.exit_code == 0 and "reward 1" in shown.output, shown.output
+
+
 def test_an_unknown_taskset_names_those_of_the_file(
     rft: Callable[..., Result], home: object, write_config: Callable[..., Path]
 ) -> None:

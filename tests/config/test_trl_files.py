@@ -53,7 +53,6 @@ def test_batches_are_tasks_and_experiences() -> None:
         ({"num_iterations": 2}, "algorithm.epochs", 2),
         ({"top_k": 0}, "model.top_k", -1),
         ({"use_vllm": True}, "engine.kind", "vllm"),
-        ({"vllm_enable_sleep_mode": False}, "explorer.rollout_model.enable_sleep_mode", False),
         ({}, "model.max_response_tokens", 256),
         ({}, "buffer.total_epochs", 3),
         ({"max_steps": None, "generation_batch_size": None}, "buffer.total_epochs", 3),
@@ -83,6 +82,12 @@ def test_a_decay_without_an_end_is_a_constant_rate(given: dict[str, Any]) -> Non
     settings, notices = converted(**given | {"max_steps": 10})
     assert value_at(settings, "algorithm.optimizer.lr_scheduler_type") == given.get("lr_scheduler_type", "linear")
     assert not any("max_steps" in line for line in notices)
+
+
+def test_the_memory_plan_decides_whether_the_engine_sleeps() -> None:
+    _, notices = converted(vllm_enable_sleep_mode=True)
+    assert any("the memory plan decides whether the engine sleeps" in line for line in notices)
+    assert not any("vllm_enable_sleep_mode" in line for line in converted(vllm_enable_sleep_mode=False)[1])
 
 
 def test_a_second_bound_has_no_effect_on_the_ratio_of_sequences() -> None:

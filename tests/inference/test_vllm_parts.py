@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from rft_platform.common.errors import EngineError, UserError, WeightMismatchError
 from rft_platform.config import engine_choice
-from rft_platform.config.engine_choice import Vllm, installed_here, resolve_kind
+from rft_platform.config.engine_choice import Vllm, installed_here, installed_in, resolve_kind
 from rft_platform.config.home import Home
 from rft_platform.inference.launch.launcher import EngineSpec, check_engine, find_or_start_engine
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
@@ -496,3 +496,13 @@ def test_adapters_are_looked_at_before_they_are_loaded(
 
 def test_an_installed_environment_is_recognised(vllm_python: Path) -> None:
     assert required_in(str(vllm_python)).number >= (0, 24)
+
+
+def test_an_interpreter_that_cannot_be_started_is_tried_once(tmp_path: Path) -> None:
+    python, starts = tmp_path / "python", tmp_path / "starts"
+    python.write_text(f"#!/bin/sh\necho >> {starts}\nexit 3\n")
+    python.chmod(0o755)
+    for _ in range(2):
+        with pytest.raises(UserError, match="is not a Python interpreter that can be started"):
+            installed_in(str(python))
+    assert starts.read_text() == "\n"

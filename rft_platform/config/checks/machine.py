@@ -259,7 +259,8 @@ def _is_server(url: str) -> bool:
     """Whether ``url`` is ``http://HOST:PORT`` or the same with https; the port may be missing."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        has_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return has_address and url.split() == [url]  # urlsplit leaves out white space around an address
     except ValueError:  # no number, or brackets that do not close
         return False
 

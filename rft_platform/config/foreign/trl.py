@@ -59,7 +59,7 @@ _KEYS: tuple[tuple[str, Treatment], ...] = (
     ("use_liger_kernel", Noted("the head is computed in chunks with fused kernels in any case")),
     ("use_liger_loss", Noted("the head is computed in chunks with fused kernels in any case")),
     ("vllm_mode", Noted("the engine is a separate process; on one GPU it shares the memory with the trainer")),
-    ("vllm_enable_sleep_mode", Moved("explorer.rollout_model.enable_sleep_mode")),
+    ("vllm_enable_sleep_mode", Noted("the memory plan decides whether the engine sleeps", silent=(False,))),
     ("output_dir", Noted("a project's files are below RFT_HOME (checkpoint_root_dir: checkpoints elsewhere)")),
     ("dataset_name", Moved("buffer.explorer_input.taskset.path")),
     ("dataset_config", Moved("buffer.explorer_input.taskset.subset_name")),
