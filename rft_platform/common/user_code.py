@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from rft_platform.common.errors import UserError
-from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.fault_classification import described, is_disk_full, is_out_of_memory, user_place
 from rft_platform.common.files import digest_json
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ def load_object(reference: str, what: str) -> Any:
 def construct(
     kind: Callable[..., T], arguments: Mapping[str, Any], what: str, key: str, given: Sequence[Any] = ()
 ) -> T:
-    """An object of the class ``kind``. Raises UserError if the class does not accept ``arguments``, or raises an error.
+    """An object of the class ``kind``. Raises UserError if the class does not accept ``arguments``, or raises an error
+    other than the platform's own and those of a full disk or memory.
 
     In messages ``what`` names the class, and ``key`` is the setting that has ``arguments``. ``given``: values of the
     class's first parameters.
@@ -131,9 +132,11 @@ def construct(
         raise UserError(f"{what}: {key} {sorted(arguments)} do not fit ({error})") from error
     try:
         return kind(*given, **arguments)
-    except UserError:
+    except RftError:
         raise
     except Exception as error:
+        if is_disk_full(error) or is_out_of_memory(error):
+            raise
         raise UserError(f"{what}: its constructor raised {_cause(error)}") from error
 
 

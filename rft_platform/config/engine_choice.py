@@ -71,7 +71,7 @@ def installed_in(python: str) -> Vllm | None:
 
 
 @cache
-def _probe(python: str) -> Vllm | None | OSError | CallError | ChildError:
+def _probe(python: str) -> Vllm | OSError | CallError | ChildError | None:
     """What ``installed_in`` returns, or why the interpreter cannot be started: that may take a minute, too."""
     if python == sys.executable:
         return installed_here()

@@ -26,7 +26,7 @@ def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
 
     None if direct reading is not possible (a server, another database, a different MLflow schema): then ask MLflow.
     """
-    if path := database_file(tracking_uri):
+    if (path := database_file(tracking_uri)) and path.is_file():
         follow_home(path)
     return _asked(path, lambda connection: _versions(connection, name))
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from rft_platform.common.errors import TransientError, UserError
 from rft_platform.common.files import atomic_path
@@ -150,7 +150,8 @@ class RemoteFiles:
 
         def get() -> list[bytes]:
             content = self._part(first.object, first.offset, last.offset + last.size)
-            parts = [content[file.offset - first.offset :][: file.size] for _, file in group]
+            starts = [file.offset - first.offset for _, file in group]
+            parts = [content[start : start + file.size] for start, (_, file) in zip(starts, group, strict=True)]
             for part, (_, file) in zip(parts, group, strict=True):
                 if hashlib.sha256(part).hexdigest() != file.sha256:
                     raise OSError(_DAMAGED)
@@ -161,14 +162,22 @@ class RemoteFiles:
                 temporary.write_bytes(part)
 
     def _download_large(self, target: Path, file: StoredFile, *, sync: bool) -> None:
-        found, end = hashlib.sha256(), file.offset + file.size
         with atomic_path(target, sync=sync) as temporary, temporary.open("wb") as stream:
-            for start in range(file.offset, end, _PART):
-                part = self._read_part(file.object, start, min(start + _PART, end))
-                found.update(part)
-                stream.write(part)
-            if found.hexdigest() != file.sha256:
+            for _ in range(_ATTEMPTS):
+                stream.seek(0)
+                if self._copy(file, stream) == file.sha256:
+                    break
+            else:
                 raise TransientError(f"{self.address(file.object)}: {_DAMAGED}: start again; restore it if that fails")
+
+    def _copy(self, file: StoredFile, stream: IO[bytes]) -> str:
+        """Write the content of ``file`` to ``stream``; returns its digest."""
+        found, end = hashlib.sha256(), file.offset + file.size
+        for start in range(file.offset, end, _PART):
+            part = self._read_part(file.object, start, min(start + _PART, end))
+            found.update(part)
+            stream.write(part)
+        return found.hexdigest()
 
     def content(self, file: StoredFile) -> bytes:
         """The content of a small stored file."""

@@ -265,7 +265,9 @@ def test_a_server_that_answers_with_something_else_is_refused(configure: Configu
         server.server_close()
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "http://localhost:port", "http://[::1", "https://:8000", " http://h:1"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://localhost:port", "http://[::1", "https://:8000", " http://h:1"]
+)
 def test_an_address_that_is_no_url_is_refused(configure: Configure, url: str) -> None:
     found = settings_findings(resolve(configure(url).config), Machine(2, 0))
     assert [f.text for f in found if "engine.urls" in f.text] == [

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -188,6 +188,27 @@ def test_a_large_file_arrives_in_parts_and_is_compared_with_its_digest(
     assert target.read_bytes() == b"weights"
     with pytest.raises(TransientError, match="files/1: its content does not have the digest"):
         remote.download({target: remote_files.StoredFile("files/1", 7, "0")})
+
+
+def test_a_large_file_that_arrives_damaged_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_files, "_PART", 2)
+    remote, target = remote_files.RemoteFiles(f"file://{tmp_path}/store"), tmp_path / "model.safetensors"
+    remote.write("files/1", b"weights")
+    parts = iter([b"XX"])
+    read = remote._part
+    monkeypatch.setattr(remote, "_part", lambda *place: next(parts, None) or read(*place))
+    remote.download({target: remote_files.StoredFile("files/1", 7, hashlib.sha256(b"weights").hexdigest())})
+    assert target.read_bytes() == b"weights"
+
+
+async def test_weights_that_were_fetched_and_never_served_go_with_the_next_fetch(home: Path, tmp_path: Path) -> None:
+    plane, there = ControlPlane(cast(Any, None), lambda: None), tmp_path / "there"
+    for number in (1, 2):
+        folder = there / f"global_step_{number}"
+        body = {"folder": str(folder), "stored": stored(checkpoint(home, number))}
+        await plane.fetch_weights(body, cast(Any, None))
+    assert [path.name for path in there.iterdir() if path.is_dir()] == ["global_step_2"]
+    plane._keep("fetched", None)
 
 
 def test_an_interrupted_fetch_leaves_no_folder(home: Path, tmp_path: Path) -> None:

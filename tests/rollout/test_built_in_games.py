@@ -110,6 +110,17 @@ def test_a_conversation_in_the_form_of_the_api_stays_as_it_is() -> None:
     ]
 
 
+@pytest.mark.parametrize("given", [{}, {"tool_call_id": "unknown"}])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_an_observation_without_its_calls_id_answers_the_oldest_open_call(given: dict[str, str], is_text: bool) -> None:
+    calls = [{"id": each, "type": "function", "function": {"name": "add", "arguments": "{}"}} for each in "ab"]
+    asked = {"role": "assistant", "tool_calls": json.dumps(calls) if is_text else calls}
+    answered = {"role": "tool", "content": "2", "tool_call_id": "b"}
+    found = conversation([asked, answered, {"role": "tool", "content": "3", **given}])
+    assert found[0]["tool_calls"] == calls
+    assert [each["tool_call_id"] for each in found[1:]] == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     ("answer", "reward"),
     [

@@ -13,6 +13,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import judge_runs
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.judge_workers import ClusterJudgeWorkers, judge_workers_of
 from tests.judging.conftest import TASKS, run_rows
@@ -37,6 +38,13 @@ def test_judges_run_in_workers_of_a_ray_cluster(
     assert (found is not None) == judge_there
     if found is not None:
         assert (found.bundle, found.count) == (Bundle(2), 3)
+
+
+async def test_workers_get_the_auxiliary_models_of_judges_that_ask_them(tmp_path: Path) -> None:
+    workers = ClusterJudgeWorkers(LocalCluster(tmp_path / "leases", tmp_path / "logs"), 1, log_folder=tmp_path)
+    model = AuxiliaryModel(AuxiliarySpec("helper", "m", "http://127.0.0.1:1/v1"))
+    async with workers.calling(build_judge(f"{judges.__name__}:asks"), {"helper": model}, 1) as calls:
+        assert calls is not None  # each worker gets the models when it starts
 
 
 @pytest.mark.slow

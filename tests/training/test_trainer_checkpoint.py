@@ -12,10 +12,11 @@ from safetensors.numpy import load_file
 
 from rft_platform.algorithms.spec import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.common.digests import checkpoint_damage, digest_weights
-from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
+from rft_platform.common.errors import DiskFullError, RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
 from rft_platform.model_registry.mlflow_model import describe_checkpoint
 from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints
+from rft_platform.training.checkpoint.writing import Publication
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.training_run import TrainingRun
 from rft_platform.training.models import loading
@@ -107,6 +108,16 @@ def test_a_training_continued_from_an_intermediate_checkpoint_equals_an_undistur
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
     assert result.weights_digest == straight.weights_digest
     assert not Path(request.output, "intermediate").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_cannot_begin_ends_the_training(session, round_request, monkeypatch) -> None:
+    def full(self: Publication) -> None:
+        raise DiskFullError("no space left on the disk")
+
+    monkeypatch.setattr(Publication, "_open", full)
+    with pytest.raises(DiskFullError):
+        run(session, round_request(save_interval=2))
 
 
 @pytest.mark.slow

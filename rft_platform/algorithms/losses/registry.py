@@ -145,9 +145,7 @@ def loss(
 
     def decorate(function: LossFunction) -> LossFunction:
         if whole_rows_if is not None and whole_rows_if not in inspect.signature(function).parameters:
-            raise ValueError(
-                f"@loss({name!r}): whole_rows_if {whole_rows_if!r} is not an option of {function.__name__}"
-            )
+            raise ValueError(f"@loss({name!r}): whole_rows_if {whole_rows_if!r} is no option of {function.__name__}")
         entry = PolicyLoss(
             function=function,
             policy_gradient=policy_gradient,

@@ -183,6 +183,7 @@ class ControlPlane:
         """{folder, stored} -> {here}: whether this machine has the folder; with ``stored`` it fetches it."""
         folder, stored = Path(body["folder"]), body.get("stored")
         if stored is not None:
+            self._keep("fetched", None)  # weights that were fetched before and never served
             self._keep("fetched", await asyncio.to_thread(fetch_weights, folder, stored))
         return JSONResponse({"here": stored is not None or not lacks_weights(folder)})
 
@@ -192,6 +193,7 @@ class ControlPlane:
         await self.engine.update_weights(folder, int(body["policy_version"]))
         # The full weights below an adapter are served, too.
         self._keep("adapter" if is_adapter(folder) else "full", served_weights(folder))
+        self._keep("fetched", None)
         return JSONResponse(asdict(self.engine.status()))
 
     def _keep(self, kind: Literal["fetched", "full", "adapter"], weights: IO[str] | None) -> None:

@@ -74,11 +74,18 @@ def conversation(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             open_calls.extend(call["id"] for call in calls)
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
-            called = entry.get("tool_call_id") or (open_calls.popleft() if open_calls else f"call-{number}-0")
+            called = str(entry.get("tool_call_id") or f"call-{number}-0")
+            if called in open_calls:
+                open_calls.remove(called)
+            elif open_calls:
+                called = open_calls.popleft()
             messages.append({"role": "tool", "content": _text(content), "tool_call_id": called})
         else:
-            called_tools = {"tool_calls": entry["tool_calls"]} if entry.get("tool_calls") else {}
-            messages.append({"role": role, "content": _text(content), **called_tools})
+            messages.append({"role": role, "content": _text(content)})
+            if given := entry.get("tool_calls"):
+                calls = json.loads(given) if isinstance(given, str) else given
+                open_calls.extend(call["id"] for call in calls if call.get("id"))
+                messages[-1]["tool_calls"] = calls
     return messages
 
 

@@ -7,7 +7,7 @@ the call is repeated: it has stored nothing. ``judge_worker`` is what runs in th
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -57,7 +57,7 @@ class ClusterJudgeWorkers:
             ],
             "timeout_s": judge.timeout_s,
             "sys_path": user_folders(),
-            "auxiliary_models": {name: model.spec.to_json() for name, model in models.items()},
+            "auxiliary_models": {name: asdict(model.spec) for name, model in models.items()},
         }
         kind = WorkerKind(
             judge.name,

@@ -66,8 +66,9 @@ class PeriodicCheckpoints:
         draft = Draft.take(state, position, self._ranks, hf=hf, copy=True)
         folder = _folder(Path(self._request.output)) / f"{PREFIX}{events[-1].step}"
         steps = [asdict(event) for event in events]
-        self._writing = Publication(folder, draft, self._ranks, manifest=manifest(events), steps=steps)
-        self._writing.begin(background=True)
+        writing = Publication(folder, draft, self._ranks, manifest=manifest(events), steps=steps)
+        writing.begin(background=True)
+        self._writing = writing  # only now: nothing ends a publication that could not begin
 
     def wait(self) -> None:
         """Wait for the running save and raise its error, if any. Every rank must call it."""
