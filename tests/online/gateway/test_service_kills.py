@@ -20,7 +20,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.online.project import project_in
-from rft_platform.online.traffic.database import CONSUMED, LABELLED, open_database
+from rft_platform.online.traffic.database import CONSUMED, LABELLED, UNTRAINABLE, open_database
 from rft_platform.online.traffic.incoming import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from rft_platform.online.traffic.project_traffic import traffic_store
 from rft_platform.online.traffic.store import TrafficStore
@@ -130,7 +130,8 @@ def test_acknowledged_feedback_survives_kills_of_the_service(policy_engine: Poli
         for user in users:
             user.join()
     store = TrafficStore(open_database(url))
-    kept = {each.msg_id: each.reward for each in store.calls(list(rated)) if each.state == LABELLED}
+    states = (LABELLED, UNTRAINABLE)  # the tiny model may sample NUL, and a text with NUL is not trained on
+    kept = {each.msg_id: each.reward for each in store.calls(list(rated)) if each.state in states}
     assert len(rated) >= 25
     assert kept == rated
 
