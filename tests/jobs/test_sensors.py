@@ -25,7 +25,7 @@ NIGHTLY = evaluation_schedule(PLAIN_NAMES, JOBS["evaluate_job"], None)
 
 @pytest.fixture(autouse=True)
 def _frequent_signs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 0.05)
+    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 0.2)
 
 
 @pytest.fixture

@@ -17,6 +17,12 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def slower_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats that another home sees within three intervals on a loaded machine, too."""
+    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 0.3)
+
+
+@pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/bucket/project"
 

@@ -401,6 +401,7 @@ def test_an_erasure_leaves_no_replaced_object(tmp_path: Path, url: str) -> None:
     assert [file.read_text() for file in objects.iterdir()] == ["erased"]
 
 
+@pytest.mark.usefixtures("slower_heartbeats")
 def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str) -> None:
     _, mirror = drives(tmp_path, "first", url)
     with mirror.driving(), pytest.raises(UserError, match="drives this project"):
@@ -408,8 +409,8 @@ def test_a_driver_that_runs_is_not_replaced(tmp_path: Path, url: str) -> None:
     drives(tmp_path, "second", url)
 
 
-def test_a_daemon_that_ticks_is_not_replaced(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rft_platform.object_store.driver_heartbeat._BEAT_S", 0.3)  # seen on a loaded machine too
+@pytest.mark.usefixtures("slower_heartbeats")
+def test_a_daemon_that_ticks_is_not_replaced(tmp_path: Path, url: str) -> None:
     _, mirror = drives(tmp_path, "first", url)
     mirror.driven_for(60.0)
     with pytest.raises(UserError, match="or stop the daemon, before you continue"):
@@ -522,6 +523,7 @@ def test_a_home_keeps_what_it_has_not_stored_yet_on_another_machine_and_after_a_
     assert (folder / "model.safetensors").exists() and not (root / "store" / "replaced").exists()
 
 
+@pytest.mark.usefixtures("slower_heartbeats")
 def test_a_copy_of_a_home_is_another_home(tmp_path: Path, url: str) -> None:
     first, _ = drives(tmp_path, "first", url)
     store = explored(first)
@@ -534,6 +536,7 @@ def test_a_copy_of_a_home_is_another_home(tmp_path: Path, url: str) -> None:
         drives(tmp_path, "copy", url)
 
 
+@pytest.mark.usefixtures("slower_heartbeats")
 def test_a_copy_of_a_home_changes_nothing_of_the_store_before_it_starts(tmp_path: Path, url: str) -> None:
     first, mirror = drives(tmp_path, "first", url)
     file = explored(first).rollout_files(1)[0]
@@ -645,6 +648,7 @@ def test_a_driver_that_was_replaced_does_not_end_the_sign_of_the_new_one(
     assert mirror.remote.read("driver.json") == heartbeat
 
 
+@pytest.mark.usefixtures("slower_heartbeats")
 def test_a_home_does_not_take_its_own_late_heartbeat_for_the_end_of_another_driver(tmp_path: Path, url: str) -> None:
     _, replaced = drives(tmp_path, "first", url)
     _, mirror = drives(tmp_path, "second", url)
@@ -655,7 +659,8 @@ def test_a_home_does_not_take_its_own_late_heartbeat_for_the_end_of_another_driv
                 replaced.bring()
 
 
-def test_a_late_sign_of_a_replaced_driver_does_not_end_those_of_the_new_one(tmp_path: Path, url: str) -> None:
+@pytest.mark.usefixtures("slower_heartbeats")
+def test_a_late_heartbeat_of_a_replaced_driver_does_not_end_that_of_the_new_one(tmp_path: Path, url: str) -> None:
     _, replaced = drives(tmp_path, "first", url)
     _, mirror = drives(tmp_path, "second", url)
     with mirror.driving():

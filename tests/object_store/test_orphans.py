@@ -89,6 +89,7 @@ def test_an_upload_that_runs_keeps_its_objects(tmp_path: Path, url: str, monkeyp
     assert ExperienceStore(second / "rounds").rollout_rows(2) == rollouts(round=2)
 
 
+@pytest.mark.usefixtures("slower_heartbeats")
 def test_a_home_that_lost_the_project_removes_nothing(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
