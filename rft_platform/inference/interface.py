@@ -60,13 +60,15 @@ class PartialBatch:
 
     groups: Sequence[int]  # the group of each prompt
     enough: int
+    at_once: int  # completions that are sampled at the same time; the others wait, in the order of the prompts
     sampled: Sequence[int]  # how many last tokens of each prompt were sampled before; they count towards ``max_tokens``
 
     def part(self, start: int, stop: int) -> "PartialBatch":
-        """The same for the prompts from ``start`` to ``stop`` (exclusive), with their share of ``enough``."""
+        """The same for the prompts from ``start`` to ``stop`` (exclusive), with their shares of the numbers."""
         groups = self.groups[start:stop]
-        share = math.ceil(self.enough * len(set(groups)) / max(1, len(set(self.groups))))
-        return PartialBatch(groups, share, self.sampled[start:stop])
+        enough = math.ceil(self.enough * len(set(groups)) / max(1, len(set(self.groups))))
+        at_once = math.ceil(self.at_once * len(groups) / max(1, len(self.groups)))
+        return PartialBatch(groups, enough, at_once, self.sampled[start:stop])
 
 
 @dataclass(slots=True)

@@ -192,14 +192,14 @@ def test_the_metrics_count_requests_and_tokens(engine: EngineClient) -> None:
 def test_a_partial_batch_ends_with_its_groups_and_can_be_continued(engine: EngineClient, reference: Reference) -> None:
     limits = [2, 2, 60, 60]  # the answers of the first group end at once, those of the second one do not
     prompts, room = [PROMPTS[0]] * 4, 61
-    partial = PartialBatch([0, 0, 1, 1], 1, [room - limit for limit in limits])
+    partial = PartialBatch([0, 0, 1, 1], 1, 4, [room - limit for limit in limits])
     found = engine.generate(prompts, SamplingParams(room, seed=3), partial)
     first = [each.completions[0] for each in found]
     assert [done.finish_reason == "abort" for done in first] == [False, False, True, True]
     assert all(len(done.token_ids) <= limit for done, limit in zip(first, limits, strict=True))
     begun = [each.prompt_ids + done.token_ids for each, done in zip(found, first, strict=True)][2:]
     before = [room - 60 + len(done.token_ids) for done in first[2:]]
-    rest = engine.generate(begun, SamplingParams(room, seed=4), PartialBatch([1, 1], 1, before))
+    rest = engine.generate(begun, SamplingParams(room, seed=4), PartialBatch([1, 1], 1, 2, before))
     for begin, (prompt, again) in zip(first[2:], zip(begun, rest, strict=True), strict=True):
         done = again.completions[0]
         assert done.finish_reason in ("stop", "length")
@@ -212,5 +212,15 @@ def test_a_partial_batch_ends_with_its_groups_and_can_be_continued(engine: Engin
 def test_a_partial_batch_that_wants_all_groups_is_a_whole_batch(engine: EngineClient) -> None:
     sampling = SamplingParams(12, n=2, seed=5)
     whole = ids_of(engine.generate(PROMPTS, sampling))
-    early = PartialBatch(list(range(len(PROMPTS))), len(PROMPTS), [0] * len(PROMPTS))
+    early = PartialBatch(list(range(len(PROMPTS))), len(PROMPTS), len(PROMPTS), [0] * len(PROMPTS))
     assert same(whole, ids_of(engine.generate(PROMPTS, sampling, early)))
+
+
+def test_the_prompts_of_a_partial_batch_wait_until_others_have_ended(engine: EngineClient) -> None:
+    prompts = [PROMPTS[0]] * 8
+    partial = PartialBatch([0, 0, 0, 0, 1, 1, 1, 1], 1, 1, [0] * 8)
+    found = [each.completions[0] for each in engine.generate(prompts, SamplingParams(40, seed=3), partial)]
+    assert sum(len(done.token_ids) for done in found[:4]) > 40
+    assert all(done.finish_reason != "abort" for done in found[:4])
+    assert sum(len(done.token_ids) for done in found[4:]) < 10
+    assert [done.token_ids for done in found[5:]] == [[]] * 3

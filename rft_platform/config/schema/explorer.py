@@ -227,9 +227,9 @@ class Explorer(Section):
     eval_on_startup: bool = True
     """Also evaluate the starting policy."""
     batches_in_flight: PositiveInt = 1
-    """Explore batches whose answers are sampled at the same time, for the workflow ``single_turn``. With 2, a batch
-    starts with the unfinished tasks of the batch before and ends once ``buffer.batch_size`` tasks have all their
-    answers; the next batch continues the other answers on its own weights."""
+    """Explore batches whose tasks may be sampled at the same time, for the workflow ``single_turn``. With 2, a batch
+    starts with the unfinished tasks of the batch before, begins further ones as answers end, and ends once
+    ``buffer.batch_size`` tasks have all their answers; the next batch continues the others on its own weights."""
     over_rollout: OverRollout = OverRollout()
     dynamic_timeout: DynamicTimeout = DynamicTimeout()
     workers: Workers = Workers()

@@ -54,6 +54,11 @@ class Request:
         return len(self.prompts) * self.sampling.n
 
     @property
+    def admissible(self) -> int:
+        """Number of rows that may have been given to the generator by now."""
+        return self.rows if self.partial is None else min(self.rows, len(self.results) + self.partial.at_once)
+
+    @property
     def sampled(self) -> int:
         """Number of sampled tokens of the finished rows."""
         return sum(len(done.token_ids) for done in self.results.values())

@@ -241,7 +241,7 @@ class Scheduler:
         """
         active, longest = len(self.generator.rows), self.generator.longest
         count = 0
-        for row in range(request.admitted, request.rows):
+        for row in range(request.admitted, request.admissible):
             longest = max(longest, request.length_of(row))
             full = active + count + 1 > self.max_rows or (active + count + 1) * longest > self.max_batch_tokens
             if full and active + count > 0:

@@ -201,21 +201,32 @@ class VllmEngine:
         self._frozen = False
 
     async def _all(self, prompts: list[list[int]], params: list[Any], partial: PartialBatch | None = None) -> list[Any]:
-        """The last output of every prompt; if one fails, the others are cancelled."""
+        """The last output of every prompt, None if it never began; if one fails, the others are cancelled."""
         names = [f"rft-{next(self._ids)}" for _ in prompts]
-        tasks = [asyncio.ensure_future(self._one(*each)) for each in zip(names, prompts, params, strict=True)]
+        free = asyncio.Semaphore(len(prompts) if partial is None else partial.at_once)
+        enough = asyncio.Event()
+
+        async def one(name: str, prompt: list[int], param: Any) -> Any:
+            async with free:
+                return None if enough.is_set() else await self._one(name, prompt, param)
+
+        tasks = [asyncio.ensure_future(one(*each)) for each in zip(names, prompts, params, strict=True)]
         try:
             if partial is not None:
-                await self._enough(tasks, partial)
-                await self.llm.abort([name for name, task in zip(names, tasks, strict=True) if not task.done()])
+                await self._wait_for_groups(tasks, partial, enough)
+                while left := [name for name, task in zip(names, tasks, strict=True) if not task.done()]:
+                    await self.llm.abort(left)
+                    await asyncio.wait(tasks, timeout=1.0)  # a request that vLLM did not know yet is aborted again
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _enough(self, tasks: list["asyncio.Task[Any]"], partial: PartialBatch) -> None:
-        """Wait until all prompts of enough groups have ended, or one has failed."""
-        left, enough = Counter(partial.groups), asyncio.Event()
+    async def _wait_for_groups(
+        self, tasks: list["asyncio.Task[Any]"], partial: PartialBatch, enough: asyncio.Event
+    ) -> None:
+        """Wait until all prompts of enough groups have ended, or one has failed; then set ``enough``."""
+        left = Counter(partial.groups)
 
         def ended(group: int, task: "asyncio.Task[Any]") -> None:
             left[group] -= 1

@@ -57,7 +57,9 @@ def scoring_params() -> Any:
 
 
 def completions_of(output: Any, n: int) -> list[Completion]:
-    """The ``n`` choices of one finished request, in order."""
+    """The ``n`` choices of one finished request, in order; empty ones if ``output`` is None."""
+    if output is None:
+        return [Completion([], [], "abort") for _ in range(n)]
     done = []
     for choice in sorted(output.outputs, key=lambda each: each.index):
         logprobs = _first_of_each(choice.logprobs, len(choice.token_ids))

@@ -160,7 +160,8 @@ def run_in_flight(
     groups, too_long = _answers(engine, workflow, batch, in_flight.begun, max_prompt_tokens)
     enough, calls = min(in_flight.enough, len(groups)), 0
     while (missing := enough - sum(_is_complete(group) for group in groups.values())) > 0:
-        _sample(engine, groups, missing, replace(sampling, n=1, seed=_seed(batch, calls)))
+        at_once = in_flight.enough * batch.repeat_times
+        _sample(engine, groups, missing, at_once, replace(sampling, n=1, seed=_seed(batch, calls)))
         calls += 1
     complete = [index for index, group in groups.items() if _is_complete(group)][:enough]
     rows = _rows(engine, status, sampling, [answer for index in complete for answer in groups[index]])
@@ -210,14 +211,17 @@ def _is_complete(group: Sequence[_Answer]) -> bool:
 
 
 def _sample(
-    engine: PolicyEngine, groups: Mapping[int, Sequence[_Answer]], missing: int, sampling: SamplingParams
+    engine: PolicyEngine, groups: Mapping[int, Sequence[_Answer]], missing: int, at_once: int, sampling: SamplingParams
 ) -> None:
-    """Sample on, in one call of the engine, until ``missing`` further groups are complete."""
+    """Sample on, in one call of the engine, until ``missing`` further groups are complete.
+
+    ``at_once`` answers are sampled at the same time. If all were, the tasks of the next batch would end with those of
+    this one: one batch would take twice as long, and the next one no time.
+    """
     unfinished = [answer for group in groups.values() for answer in group if not answer.ended]
     prompts = [answer.prompt_ids + answer.token_ids for answer in unfinished]
-    partial = PartialBatch(
-        [answer.run.index for answer in unfinished], missing, [len(answer.token_ids) for answer in unfinished]
-    )
+    sampled = [len(answer.token_ids) for answer in unfinished]
+    partial = PartialBatch([answer.run.index for answer in unfinished], missing, at_once, sampled)
     started = perf_counter()
     generations = engine.generate(prompts, sampling, partial)
     seconds = perf_counter() - started
