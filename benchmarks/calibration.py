@@ -119,6 +119,7 @@ def _beside_each_other() -> list[Measured]:
     small_beside = now[f"uneven, one H200 with MPS, {fp8}, TRL beside it"]["medians"]["seconds"]
     newer = now[f"uneven, one H200 with MPS, {fp8}, vLLM 0.26"]["medians"]["seconds"]
     sampled = now[f"uneven, one of two H200 with MPS, {fp8}, TRL beside it"]["medians"]["seconds"]
+    quiet = now[f"uneven, one of two H200 with MPS, {fp8}, training on the other"]["medians"]["seconds"]
     free = before["even, one GPU with MPS, save_interval 100"]["medians"]["seconds"]
     two = before["even, two GPUs"]["medians"]["seconds"]
     even_turns = statistics.median(before["even, one GPU, turns"]["seconds"][1:-1])
@@ -149,6 +150,7 @@ def _beside_each_other() -> list[Measured]:
         Measured("uneven, offset 1, one H200, MPS, fp8 cache", source, "uneven", replace(mps, saves=0), small_beside),
         Measured("uneven, offset 1, one H200, MPS, fp8 cache, vLLM 0.26", source, "uneven", mps, newer),
         Measured("uneven, offset 1, one of two H200, MPS, fp8 cache", source, "uneven", mps, sampled),
+        Measured("uneven, offset 1, one of two H200, MPS, fp8 cache, again", source, "uneven", mps, quiet),
         Measured("even, offset 1, one H200, MPS, no saves", earlier, "even", replace(mps, saves=0), free, "MPS"),
         Measured("even, offset 1, two H100", source, "even", Setup("0.6b", "H100", overlap="apart"), two_h100),
         Measured("even, offset 1, two H200", earlier, "even", apart, two),
