@@ -194,17 +194,19 @@ class _Flight:
     def _carried(self) -> list[tuple[Task, dict[int, RolloutRow]]]:
         """The tasks that the batch before left unfinished, each with its rows by repeat.
 
-        A task is left out if a token of it is older than ``synchronizer.max_staleness``, or if the taskset no longer
-        has it.
+        A task is left out if a token of it will be older than ``synchronizer.max_staleness`` when it is trained on, or
+        if the taskset no longer has it.
         """
-        limit, tasks = self.project.config.synchronizer.max_staleness, self.project.tasks.by_id()
+        sync, tasks = self.project.config.synchronizer, self.project.tasks.by_id()
+        limit = sync.max_staleness
+        trained = self.version + (0 if sync.dynamic else sync.offset_rounds * self.project.batches.steps_a_round)
         groups: dict[str, dict[int, RolloutRow]] = {}
         for row in self._left_before():
             groups.setdefault(row.group_id, {})[repeat_of(row.run_id)] = row
         found = []
         for rows in groups.values():
             task = tasks.get(next(iter(rows.values())).task_id)
-            if task is not None and (limit is None or self.version - _oldest_version(rows.values()) <= limit):
+            if task is not None and (limit is None or trained - _oldest_version(rows.values()) <= limit):
                 found.append((task, rows))
         if len(found) < len(groups):
             _log.warning(

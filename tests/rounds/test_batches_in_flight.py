@@ -21,6 +21,7 @@ from rft_platform.rounds.maintenance.row_erasure import erase_rows
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Explored, Policy, read, withdraw
 from rft_platform.rounds.reporting.lineage import trace_row
+from rft_platform.rounds.selection.row_selection import choose, groups_of
 from rft_platform.training.data.rollout_rows import read_rollouts
 from tests.support.builders import problems
 
@@ -172,6 +173,50 @@ def test_tokens_that_are_too_old_are_not_continued(
     second = explore_round(project, engine, 2, 4)
     assert second.figures["continued_rows"] == 0 and second.task_selection.batches == 2
     assert explore_round(project, engine, 3, 5).figures["continued_rows"] > 0
+
+
+def test_the_selection_counts_the_age_of_the_oldest_token(
+    tmp_path: Path, tiny_model: Path, tasks: Path, engine: PolicyEngine
+) -> None:
+    config = build_config({**settings(tiny_model, tasks), "synchronizer": {"max_staleness": 2}})
+    project = Project(Home(tmp_path / "home"), config)
+    for number in (1, 2):
+        explore_round(project, engine, number, 3 + number)
+    judge(project, 2)
+    oldest: dict[str, int] = {}
+    for row in project.store.rollout_rows(2):
+        versions = row.call.token_versions or [row.call.policy_version or 0]
+        oldest[row.group_id] = min(*versions, oldest.get(row.group_id, 5))
+    assert set(oldest.values()) == {4, 5}
+    assert {group.group_id: group.policy_version for group in groups_of(project.store, 2)} == oldest
+    chosen, _ = choose(project, 2, Policy("", 7, "", 1))
+    assert {group.policy_version for group in chosen.stale} == {4}
+    assert {group.policy_version for group in chosen.fresh} == {5}
+
+
+def test_answers_that_would_be_too_old_for_their_training_are_not_continued(
+    tmp_path: Path, tiny_model: Path, tasks: Path, engine: PolicyEngine
+) -> None:
+    sync = {"sync_offset": 1, "max_staleness": 3}  # a training begins from a version that is one step ahead
+    given = settings(tiny_model, tasks)
+    project = Project(Home(tmp_path / "home"), build_config({**given, "synchronizer": sync}))
+    steps = project.batches.steps_a_round
+    explore_round(project, engine, 1, 0)
+    assert explore_round(project, engine, 2, 3 - steps).figures["continued_rows"] > 0
+    assert explore_round(project, engine, 3, 3 - steps + 3).figures["continued_rows"] == 0
+
+
+def test_a_limit_that_no_continued_answer_can_meet_is_refused(tiny_model: Path, tasks: Path) -> None:
+    given = settings(tiny_model, tasks)
+    steps = Project(Home(tasks.parent / "home"), build_config(given)).batches.steps_a_round
+
+    def found(limit: int, offset: int) -> list[str]:
+        sync = {"sync_offset": offset, "max_staleness": limit}
+        return [each for each in problems(build_config({**given, "synchronizer": sync})) if "batches_in_flight" in each]
+
+    assert found(2 * steps, 1) == []
+    (problem,) = found(2 * steps - 1, 1)
+    assert f"set max_staleness to {2 * steps} or more" in problem
 
 
 def test_a_damaged_or_erased_file_of_unfinished_answers_only_costs_these_answers(

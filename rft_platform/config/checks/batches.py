@@ -81,6 +81,13 @@ def in_flight_problems(run: RunSettings) -> Iterator[Finding]:
     }
     if why := [reason for reason, holds in against.items() if holds]:
         yield error(f"explorer.batches_in_flight {run.batches.in_flight}: {', and '.join(why)}; leave it out")
+    limit, old = config.synchronizer.max_staleness, _age(run, 1)
+    if not run.batches.dynamic and run.batches.exact and limit is not None and old > limit:
+        yield error(
+            f"explorer.batches_in_flight {run.batches.in_flight} with synchronizer.max_staleness {limit}: a continued "
+            f"answer is at least {old} policy versions old when it trains; set max_staleness to {old} or more, or "
+            "leave batches_in_flight out"
+        )
 
 
 def _sync_problems(run: RunSettings) -> Iterator[Finding]:
@@ -88,9 +95,14 @@ def _sync_problems(run: RunSettings) -> Iterator[Finding]:
     yield from _dynamic_problems(run) if run.batches.dynamic else _fixed_problems(run)
 
 
+def _age(run: RunSettings, rounds: int = 0) -> int:
+    """Style ``fixed``: the age in policy versions, when its round trains, of a token sampled ``rounds`` before it."""
+    return (run.config.synchronizer.offset_rounds + rounds) * run.batches.steps_a_round
+
+
 def _fixed_problems(run: RunSettings) -> Iterator[Finding]:
     sync, limit = run.config.synchronizer, run.config.synchronizer.max_staleness
-    old = sync.offset_rounds * run.batches.steps_a_round
+    old = _age(run)
     if limit is not None and run.batches.exact and old > limit:
         yield error(
             f"synchronizer.max_staleness is {limit}: with sync_offset {sync.sync_offset} the rows of a round are {old} "

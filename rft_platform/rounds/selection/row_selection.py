@@ -25,6 +25,7 @@ from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.parquet import fetch_unless_here
+from rft_platform.experience.schema import oldest_versions
 from rft_platform.experience.selections import (
     FILTERED,
     FRESH,
@@ -37,7 +38,16 @@ from rft_platform.experience.selections import (
 )
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import Judged, Policy, RowSelection, published, read, snapshot_of, write
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    RowSelection,
+    published,
+    read,
+    snapshot_of,
+    write,
+)
 from rft_platform.rounds.project.repair import refuse_damaged_rows
 
 _REMEMBERED = 1024  #: rounds whose groups a process remembers, about 50 kB each
@@ -131,7 +141,7 @@ class Group:
     round: int
     group_id: str
     judge_version: str
-    policy_version: int
+    policy_version: int  # the oldest that sampled a token of the group
     kept: tuple[str, ...]  # ids of rows that no filter dropped
     filtered: tuple[str, ...]
     uses: int = 0  # number of trainings that used the group
@@ -238,7 +248,7 @@ def groups_of(store: ExperienceStore, number: int, policy: str | None = None) ->
         key, job = round_key(number), "explore_job" if explored is None else "judge_job"
         raise StorageError(f"{key} has no judgement in force to train on: launch {job} for {key}")
     rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
-    version = explored.policy_version
+    version, older = explored.policy_version, _older_rows(store, number, explored)
     if snapshot is not None:
         version = snapshot.policy_version
         called = store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
@@ -249,10 +259,21 @@ def groups_of(store: ExperienceStore, number: int, policy: str | None = None) ->
     for row in rows:
         kept.setdefault(row["group_id"], [])
         (kept if row["dropped_by"] is None else filtered).setdefault(row["group_id"], []).append(row["row_id"])
-    return [
-        Group(number, name, judge_version, version, tuple(ids), tuple(filtered.get(name, ())))
-        for name, ids in kept.items()
-    ]
+    found = []
+    for name, ids in kept.items():
+        others = filtered.get(name, [])
+        oldest = min(older.get(row_id, version) for row_id in (*ids, *others))
+        found.append(Group(number, name, judge_version, oldest, tuple(ids), tuple(others)))
+    return found
+
+
+def _older_rows(store: ExperienceStore, number: int, explored: Explored) -> dict[str, int]:
+    """The oldest version of the weights in each row that an earlier version than the round's sampled, even in part."""
+    versions = explored.figures.get("policy_versions") or [explored.policy_version]
+    if not explored.figures.get("continued_rows") and min(versions) == explored.policy_version:
+        return {}
+    rows = store.read_rollouts(number, columns=["row_id", "policy_version", "token_versions"])
+    return dict(zip(rows["row_id"].to_pylist(), oldest_versions(rows).tolist(), strict=True))
 
 
 def split_stale(groups: list[Group], version: int, limit: int | None) -> tuple[list[Group], list[Group]]:
