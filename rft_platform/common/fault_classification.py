@@ -6,7 +6,7 @@ import re
 import sqlite3
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import rft_platform
@@ -74,11 +74,14 @@ def cause_line(error: RftError) -> str:
 
 def user_place(error: BaseException) -> str | None:
     """``file:line`` of the innermost user-code frame in the tracebacks of ``error`` and its causes, or None."""
-    for link in _causes(error):
-        for frame in reversed(traceback.extract_tb(link.__traceback__)):
-            if is_user_code(frame.filename):
-                return f"{frame.filename}:{frame.lineno}"
-    return None
+    places = (innermost_user_place(traceback.extract_tb(link.__traceback__)) for link in _causes(error))
+    return next((place for place in places if place is not None), None)
+
+
+def innermost_user_place(frames: Sequence[traceback.FrameSummary]) -> str | None:
+    """``file:line`` of the last of ``frames`` that is user code, or None."""
+    users = (frame for frame in reversed(frames) if is_user_code(frame.filename))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in users), None)
 
 
 def user_traceback(error: BaseException) -> str | None:

@@ -298,8 +298,9 @@ def _pieces(engines: "Mapping[str, PolicyEngine]", rows: list[RolloutRow]) -> li
 @contextmanager
 def _slow_noted(limit_s: float) -> Iterator[None]:
     """Print a line if the run takes long. A workflow may use the terminal, so there is no status line."""
-    line = f"the workflow still runs after {SLOW_S:g} s; after {limit_s:g} s (explorer.max_timeout) it is ended"
-    timer = threading.Timer(SLOW_S, notes().print, [line])
+    after_s = min(SLOW_S, limit_s / 2)
+    line = f"the workflow still runs after {after_s:g} s; after {limit_s:g} s (explorer.max_timeout) it is ended"
+    timer = threading.Timer(after_s, notes().print, [line])
     timer.daemon = True
     timer.start()
     try:

@@ -155,6 +155,11 @@ def test_tokens_are_coloured(store: ExperienceStore) -> None:
     assert "p 36.8%" in pieces({**first, "rollout_logprobs": [-1.0] * 3}, None, "logprob")[0].title
     assert [message["role"] for message in new_messages(second["messages"][:2], second["messages"])] == ["user"]
     assert new_messages([{"role": "user", "content": "other"}], second["messages"]) == second["messages"]
+    asked = {"role": "user", "content": "2+2"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    sent_again = {name: value for name, value in call.items() if value is not None}
+    result = {"role": "tool", "content": "4"}
+    assert new_messages([asked, call], [asked, sent_again, result]) == [result]
 
 
 def tokenizer(words: list[str], decoder: Any) -> Tokenizer:

@@ -4,14 +4,20 @@ import asyncio
 import copy
 import inspect
 import logging
+import signal
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rft_platform.cluster.this_process import interruptible_loop
 from rft_platform.common.errors import UserCodeError
-from rft_platform.common.threads import STOP_S, UserCodeLoop, await_user_code, call_in_thread
+from rft_platform.common.fault_classification import innermost_user_place
+from rft_platform.common.threads import STOP_S, UserCodeLoop, await_user_code, call_in_thread, repeating
 from rft_platform.common.user_code import accepted_arguments
 from rft_platform.experience.record import UNFINISHED_METRIC
 from rft_platform.rollout.recording.history import RunHistory
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("rft_platform.rollout")  # workflow functions get it, too, as ``logger``
 
 T = TypeVar("T")
+
+#: Seconds without a turn of the event loop after which the code that blocks it is reported.
+BLOCKED_S = 5.0
 
 
 async def call_workflow(
@@ -79,16 +88,58 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     kept until the process ends: freeing a task could hang, because its code may suppress every exception, also the one
     with which Python ends a coroutine.
     """
+
+    async def watched() -> T:
+        with _blocking_noted():
+            return await main
+
     runner = asyncio.Runner(loop_factory=UserCodeLoop)
     try:
         with interruptible_loop():
-            return runner.run(main)
+            return runner.run(watched())
     finally:
         if remaining := asyncio.all_tasks(runner.get_loop()):
             asyncio.set_event_loop(None)
             threading.Thread(target=_hold, args=(runner, remaining), name="abandoned-loop", daemon=True).start()
         else:
             runner.close()
+
+
+@contextmanager
+def _blocking_noted() -> Iterator[None]:
+    """Warn of user code that blocks this event loop: no other run continues, and no time-out ends it.
+
+    An interruption of the command only cancels the main task, which needs a turn of the loop: it is repeated, so that
+    the code gets it as KeyboardInterrupt.
+    """
+    loop, main, owner = asyncio.get_running_loop(), asyncio.current_task(), threading.current_thread()
+    last_turn, noted = monotonic(), False
+
+    def turn() -> None:
+        nonlocal last_turn, noted
+        last_turn, noted = monotonic(), False
+
+    def look() -> None:
+        nonlocal noted
+        loop.call_soon_threadsafe(turn)
+        if monotonic() - last_turn < BLOCKED_S or owner.ident is None:
+            return
+        if main is not None and main.cancelling() and owner is threading.main_thread():
+            signal.pthread_kill(owner.ident, signal.SIGINT)
+            return
+        place = innermost_user_place(traceback.extract_stack(sys._current_frames().get(owner.ident)))
+        if place is not None and not noted:
+            LOGGER.warning(
+                "%s has blocked the event loop for %g s: meanwhile no other run continues, and explorer.max_timeout "
+                "has no effect. Await what takes long, or write the workflow as a function without `async`, which runs "
+                "in a thread, or set explorer.workers: {kind: process}",
+                place,
+                BLOCKED_S,
+            )
+            noted = True
+
+    with repeating(look, BLOCKED_S / 5, "event-loop-watch", "the event loop could not be watched"):
+        yield
 
 
 def _hold(*objects: object) -> None:

@@ -120,9 +120,18 @@ def _tokenizer(file: Path) -> "Tokenizer":
 def new_messages(
     earlier: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The messages after those that an earlier call already had; all if the agent changed its history."""
-    known = len(earlier) if list(messages[: len(earlier)]) == list(earlier) else 0
+    """The messages after those that an earlier call already had; all if the agent changed its history.
+
+    A key without a value (``content`` of a message with tool calls) is no change: clients leave it out.
+    """
+    known = len(earlier) if _without_none(messages[: len(earlier)]) == _without_none(earlier) else 0
     return list(messages[known:])
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class NotFoundError(UserError):
