@@ -9,6 +9,20 @@ from rft_platform.algorithms.spec import LoraSpec
 from rft_platform.common.digests import weight_files
 
 
+def model_folder(model: str) -> Path | None:
+    """The folder of a local model, or of a Hugging Face model whose configuration is in the cache; None: unknown."""
+    if Path(model).is_dir() or model.startswith("models:/"):
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a model, as its folder gives them."""
@@ -24,16 +38,8 @@ class ModelShape:
     @classmethod
     def of(cls, model: str) -> "ModelShape | None":
         """The shape of a local model, or of a Hugging Face model whose configuration is in the cache; None: unknown."""
-        if Path(model).is_dir() or model.startswith("models:/"):
-            return cls.read(Path(model))
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            file = try_to_load_from_cache(model, "config.json")
-        except HFValidationError:
-            return None
-        return cls.read(Path(file).parent) if isinstance(file, str) else None
+        folder = model_folder(model)
+        return None if folder is None else cls.read(folder)
 
     @classmethod
     def read(cls, folder: Path) -> "ModelShape | None":

@@ -226,9 +226,10 @@ class ModelRegistry:
         """
         current = self.champion()
         if current is None or PREVIOUS_TAG not in current.tags:
-            found = "there is no champion" if current is None else f"version {current.version} is the first champion"
+            first = None if current is None else f"model version {current.version} is the first champion"
             raise UserError(
-                f"rollback of {self.model_name}: {found}; there is no previous champion. Promote a version first"
+                f"rollback of {self.model_name}: {first or 'there is no champion'}; there is no previous champion. "
+                "Promote a version first"
             )
         self.resolve(f"models:/{self.model_name}/{current.tags[PREVIOUS_TAG]}", verify=True)
         return current

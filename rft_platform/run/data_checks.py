@@ -13,6 +13,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import read_json
 from rft_platform.config.checks.notices import unusual_length
 from rft_platform.config.findings import Finding, error, note, raised, warning
+from rft_platform.config.model_shape import model_folder
 from rft_platform.rounds.project.project import Project, load_taskset
 from rft_platform.tasks.messages import NOT_JSON
 
@@ -133,7 +134,7 @@ def task_notices(project: Project) -> Iterator[Finding]:
 def context_notices(project: Project) -> Iterator[Finding]:
     """A ``max_model_len`` above the model's own limit, which then holds."""
     model = project.config.model
-    wanted, limit = model.max_model_len, _model_limit(Path(model.model_path))
+    wanted, limit = model.max_model_len, _model_limit(model.model_path)
     if wanted and limit and wanted > limit:
         yield warning(
             f"model.max_model_len {wanted:,} is above max_position_embeddings {limit:,} of {model.model_path}: rows "
@@ -237,14 +238,14 @@ def task_lines(project: Project) -> Iterator[str]:
 def _context_of(project: Project) -> int | None:
     """Maximum tokens of prompt and answer: the smaller of the configured and the model's limit; None if unknown."""
     model = project.config.model
-    limits = [model.max_model_len, _model_limit(Path(model.model_path))]
+    limits = [model.max_model_len, _model_limit(model.model_path)]
     return min((limit for limit in limits if limit), default=None)
 
 
-def _model_limit(folder: Path) -> int | None:
+def _model_limit(model: str) -> int | None:
     """The longest sequence that the model's ``config.json`` allows; None if it is unknown."""
-    file = folder / "config.json"
-    if not file.is_file():
+    folder = model_folder(model)
+    if folder is None or not (file := folder / "config.json").is_file():
         return None
     try:
         config = read_json(file)

@@ -14,13 +14,15 @@ from time import perf_counter
 from typing import Any
 
 from rft_platform.cluster.interface import Address
-from rft_platform.common.errors import EngineError, RftError
+from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases, full_disk
 from rft_platform.config.checks.machine import cpu_count
+from rft_platform.config.engine_choice import engine_python, installed_in
 from rft_platform.config.findings import Finding, error, note, raised, warning
 from rft_platform.config.gpu_placement import POLICY_ENGINE, gpu_count
 from rft_platform.config.home import Home
+from rft_platform.config.load import load_config_of
 from rft_platform.run.project_checks import check_room, check_writable, nearest_folder
 from rft_platform.servers.ports import DAGSTER_PORT, MLFLOW_PORT, port_is_free
 
@@ -203,7 +205,7 @@ def _own_listener(home: Home, port: int) -> int | None:
     return None
 
 
-def device_findings(_home: Home) -> Iterator[Finding]:
+def device_findings(home: Home) -> Iterator[Finding]:
     """Check torch, the GPUs it sees, and vLLM."""
     try:
         import torch
@@ -223,12 +225,27 @@ def device_findings(_home: Home) -> Iterator[Finding]:
         yield warning(f"{torch.__version__} sees none of the {gpu_count()} GPUs: {fix}", key="torch")
     else:
         yield note(f"{torch.__version__}, {found}", key="torch")
-    vllm = installed_version("vllm")
-    if vllm is None and devices:
-        slower = "is not installed; engine.kind auto uses the slower transformers engine"
-        yield warning(f"{slower}: pip install 'rft-platform[gpu]'", key="vllm")
-    else:
-        yield note(vllm or "is not installed; without a GPU the transformers engine is used", key="vllm")
+    yield _vllm_finding(home, has_gpus=bool(devices))
+
+
+def _vllm_finding(home: Home, has_gpus: bool) -> Finding:
+    """The vLLM of the interpreter that the home's engines would use."""
+    configured = None
+    if home.config_file.exists():
+        with suppress(RftError):  # the check of the project reports it
+            configured = load_config_of(home).engine.python
+    python = engine_python(configured)
+    where = "" if python == sys.executable else f" in {python}"
+    try:
+        found = installed_in(python)
+    except UserError as problem:
+        return warning(str(problem), key="vllm")
+    if found is not None:
+        return note(f"{found.version}{where}", key="vllm")
+    if has_gpus:
+        slower = f"is not installed{where}; engine.kind auto uses the slower transformers engine"
+        return warning(f"{slower}: pip install 'rft-platform[gpu]'", key="vllm")
+    return note(f"is not installed{where}; without a GPU the transformers engine is used", key="vllm")
 
 
 def definition_findings(home: Home) -> Iterator[Finding]:

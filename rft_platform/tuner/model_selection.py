@@ -29,38 +29,48 @@ async def select_model(
     candidate_models: Sequence[Any],
     max_threads: int = 2,
 ) -> tuple[Any, dict[str, float]]:
-    """Return the candidate with the highest mean reward, and the means of its judge's metrics, as ``<name>_avg``.
+    """Return the candidate with the highest mean reward, with this mean as ``reward_avg`` and those of its metrics.
+
+    The metrics are those of the judge; the mean of each is ``<name>_avg`` and includes only tasks that have the metric.
+    The mean rewards of all candidates are printed; the first of equally good ones is returned.
 
     The functions are those of ``tune()``; ``auxiliary_models`` is empty. At most ``max_threads`` tasks run at once.
-    Nothing is trained, and every candidate must be a model object whose service is already running. The judge gets a
+    Nothing is trained, and every candidate must be a model object whose service is already running: an AgentScope chat
+    model, an ``AuxiliaryModel``, or another object with a name that the workflow can call. The judge gets a
     ``response`` with the workflow's ``response`` and ``metrics``, to which ``execution_time`` in seconds is added, as
     in AgentScope. At most ``total_steps`` tasks are used. A task that fails with a candidate, or whose reward is not
-    finite, counts 0, or as much as the worst reward of all candidates if that is negative. The mean of a metric
-    includes only tasks that have the metric.
+    finite, counts 0, or as much as the worst reward of all candidates if that is negative.
 
-    Raises ValueError for fewer than two candidates or ``max_threads`` below 1, UserCodeError if a candidate fails on
-    every task.
+    Raises ValueError for fewer than two candidates, a candidate that is not a model or ``max_threads`` below 1,
+    UserCodeError if a candidate fails on every task.
     """
+    from rft_platform.rollout.workflows.chat_models import framework_models
+    from rft_platform.run.console import notes
+
     check_workflow_function(workflow_func)
     check_judge_function(judge_func)
     if len(candidate_models) < 2:
         raise ValueError(f"candidate_models has {len(candidate_models)}; give at least two models to choose from")
+    names = [_name(model) for model in candidate_models]
     if max_threads < 1:
         raise ValueError(f"max_threads is {max_threads}; expected at least 1")
     tasks, slots = tasks_of(train_dataset, train_dataset.total_steps), asyncio.Semaphore(max_threads)
     measured = []
-    for model in candidate_models:
-        outputs = await asyncio.gather(*(_judged(task, model, workflow_func, judge_func, slots) for task in tasks))
+    for name, model in zip(names, candidate_models, strict=True):
+        called = framework_models({name: model})[name]
+        outputs = await asyncio.gather(*(_judged(task, called, workflow_func, judge_func, slots) for task in tasks))
         if all(isinstance(output, Exception) for output in outputs):
             raise UserCodeError(
-                f"{_name(model)}: workflow or judge failed on every task; the first error: {described(outputs[0])}"
+                f"{name}: workflow or judge failed on every task; the first error: {described(outputs[0])}"
             )
         measured.append(outputs)
     rewards = _mean_rewards(measured)
-    for model, reward in zip(candidate_models, rewards, strict=True):
-        _log.info("%s: mean reward %.4f", _name(model), reward)
+    for name, reward, outputs in zip(names, rewards, measured, strict=True):
+        failed = sum(isinstance(output, Exception) for output in outputs)
+        line = f"{name}: mean reward {reward:.4f} on {len(tasks)} tasks" + (f", {failed} failed" if failed else "")
+        notes().print(line, markup=False, soft_wrap=True)
     best = rewards.index(max(rewards))
-    return candidate_models[best], _mean_metrics(measured[best])
+    return candidate_models[best], {**_mean_metrics(measured[best]), "reward_avg": rewards[best]}
 
 
 async def _judged(
@@ -100,4 +110,13 @@ def _mean_metrics(outputs: Sequence[Any]) -> dict[str, float]:
 
 
 def _name(model: Any) -> str:
-    return str(getattr(model, "model_name", model))
+    """The model's name, in the attribute that agent frameworks use. Raises ValueError for an object without one."""
+    for attribute in ("model_name", "model", "model_id"):
+        if isinstance(name := getattr(model, attribute, None), str):
+            return name
+    raise ValueError(
+        f"candidate_models: {model!r} is not a model; expected objects that the workflow can call, such as "
+        "AgentScope's OpenAIChatModel, or for a served model "
+        "AuxiliaryModel(AuxiliarySpec(name, model, base_url, api_key_env)) of "
+        "rft_platform.rollout.workflows.auxiliary"
+    )

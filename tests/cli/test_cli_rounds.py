@@ -180,7 +180,7 @@ def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rf
     refused = rft("models", "compare", 3, 1).stderr
     compared = rft("models", "compare", 1, 2)
     assert compared.exit_code == 2 and "`rft eval --all` evaluates every version" in " ".join(compared.stderr.split())
-    assert "no policy version 3: there are 0, 1, 2; model version 3 is policy version 2" in refused
+    assert "no policy version 3; the policy versions are: 0, 1, 2; model version 3 is policy version 2" in refused
 
 
 def test_a_service_that_ignores_released_versions_is_reported(

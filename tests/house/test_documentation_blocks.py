@@ -69,6 +69,7 @@ RUN_BY: list[tuple[str, str, str]] = [
     ("docs/synchronisation.md", "SELECT use", f"{HERE}::test_queries"),
     ("docs/synchronisation.md", "def oldest_first", f"{HERE}::test_a_priority"),
     ("docs/tune.md", 'if __name__ == "__main__"', f"{RUNS}::test_tune"),
+    ("docs/tune.md", "select_model(", "tests/tuner/test_model_selection.py::test_the_code_of_the_page"),
     ("docs/tutorial.md", "", "tests/e2e/test_tutorial.py::test_the_tutorial"),
     ("docs/workflows.md", "# an ordinary openai.AsyncOpenAI", f"{RUNS}::test_workflows"),
     ("docs/workflows.md", "class Solve(Workflow)", f"{RUNS}::test_workflows"),

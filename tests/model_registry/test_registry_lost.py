@@ -125,7 +125,7 @@ def test_another_database_is_refused(project: Project, empty_store: Path) -> Non
 @pytest.mark.slow
 def test_a_rollback_is_recorded_in_the_evaluation(project: Project) -> None:
     assert roll_back(project, new_registry(project)).version == 2
-    with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
+    with pytest.raises(UserError, match="model version 2 is the first champion; there is no previous champion"):
         roll_back(project, new_registry(project))
     withdrawn = read(project.store, 5).evaluated
     assert withdrawn.promoted is False and withdrawn.rolled_back_at and read(project.store, 2).evaluated.promoted
@@ -197,10 +197,17 @@ def test_the_commands_name_the_copy_and_roll_back(project: Project) -> None:
     assert not database.exists()
     shutil.copy(backup_of(database), database)
     back = rft(project, "models", "rollback").stdout
-    assert back == "paper-lost: champion is version 2 again, instead of version 4\n"
+    now, before = "policy version 4 (model version 2)", "policy version 10 (model version 4)"
+    assert back == f"paper-lost: champion is {now} again, instead of {before}\n"
     first = rft(project, "models", "rollback")
     assert (first.returncode, first.stdout) == (2, "")
-    assert "version 2 is the first champion; there is no previous champion" in first.stderr
+    assert "model version 2 is the first champion; there is no previous champion" in first.stderr
+    wrong = rft(project, "models", "promote", "3").stderr
+    assert "no registered policy version 3; registered are 2, 4, 8, 10: give one of them" in wrong
+    assert "; model version 3 is policy version 8" in wrong
+    measured = EvaluationResult(5, 10, 1, "tasks", 1, 1.0, 0, 1.0, "m", None, None, 0.5, 0, 1, 0.0, 1.0)
+    write(project.store, 5, replace(read(project.store, 5).evaluated, results=[measured]))
+    assert rft(project, "models", "promote", "10").stdout == f"paper-lost: champion is {before} from now on\n"
 
 
 def rft(project: Project, *command: str) -> subprocess.CompletedProcess[str]:

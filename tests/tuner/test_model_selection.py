@@ -17,6 +17,8 @@ from rft_platform.tuner import (
     WorkflowOutput,
     select_model,
 )
+from tests.house.documentation_blocks import block
+from tests.rollout.test_auxiliary import Endpoint
 
 
 @dataclass
@@ -44,10 +46,15 @@ def dataset(tmp_path: Path) -> DatasetConfig:
     return DatasetConfig(path=str(tmp_path))
 
 
-async def test_the_best_candidate_is_returned_with_its_metrics(dataset: DatasetConfig) -> None:
+async def test_the_best_candidate_is_returned_with_its_metrics(
+    dataset: DatasetConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     worse, better = Candidate("worse", 2), Candidate("better", 0)
     given = {"workflow_func": solve, "judge_func": judge, "train_dataset": dataset}
-    assert await select_model(**given, candidate_models=[worse, better]) == (better, {"seen_avg": 1.0})
+    selected = await select_model(**given, candidate_models=[worse, better])
+    assert selected == (better, {"seen_avg": 1.0, "reward_avg": 0.0})
+    printed = capsys.readouterr().err
+    assert "worse: mean reward -2.0000 on 5 tasks, 1 failed\nbetter: mean reward 0.0000 on 5 tasks\n" in printed
     assert (await select_model(**given, candidate_models=[worse, Candidate("worst", 3)]))[0] is worse
 
 
@@ -57,7 +64,8 @@ async def test_a_metric_is_averaged_over_the_tasks_that_have_it(dataset: Dataset
 
     candidates = [Candidate("a", 0), Candidate("b", 0)]
     given = {"workflow_func": solve, "judge_func": sparse, "train_dataset": dataset}
-    assert await select_model(**given, candidate_models=candidates) == (candidates[0], {"odd_avg": 4.0})
+    selected = await select_model(**given, candidate_models=candidates)
+    assert selected == (candidates[0], {"odd_avg": 4.0, "reward_avg": 1.0})
 
 
 async def test_a_reward_that_is_not_finite_is_a_failed_task(dataset: DatasetConfig) -> None:
@@ -94,10 +102,32 @@ async def test_too_few_candidates_and_failures_everywhere_are_refused(dataset: D
         await select_model(**{**given, "candidate_models": []}, train_dataset=dataset)
     with pytest.raises(ValueError, match="max_threads is 0; expected at least 1"):
         await select_model(**given, train_dataset=dataset, max_threads=0)
+    with pytest.raises(ValueError, match=r"'gpt-4' is not a model; expected .* AuxiliaryModel\(AuxiliarySpec\("):
+        await select_model(**{**given, "candidate_models": [Candidate("a", 1), "gpt-4"]}, train_dataset=dataset)
     only_third = DatasetConfig(path=dataset.path, split="train[3:4]")
     failed = "a: workflow or judge failed on every task; the first error: RuntimeError: no answer"
     with pytest.raises(UserCodeError, match=failed):
         await select_model(**given, train_dataset=only_third)
+
+
+def test_the_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of tune.md, with an endpoint that gives one answer to everything."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_dataset").mkdir()
+    Path("my_dataset/test.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}) + "\n")
+    functions = block("docs/tune.md", 'if __name__ == "__main__"').text.partition("if __name__")[0]
+    code, endpoint = block("docs/tune.md", "select_model").text, Endpoint()
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    found: dict[str, Any] = {}
+    for address in ("http://127.0.0.1:8000/v1", "https://api.openai.com/v1"):
+        assert address in code
+        code = code.replace(address, endpoint.url)
+    try:
+        exec(functions + code, found)
+    finally:
+        endpoint.close()
+    assert found["best"].model_name == "Qwen/Qwen3-0.6B" and found["metrics"] == {"reward_avg": 0.0}
+    assert {body["model"] for body in endpoint.bodies} == {"Qwen/Qwen3-0.6B", "gpt-4o"}
 
 
 def test_the_error_of_unsupported_features_names_the_reason() -> None:

@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rft_platform.model_registry.models import RegisteredModel
     from rft_platform.online.releases.commands import ReleaseCommands
     from rft_platform.online.releases.store import Release
     from rft_platform.rounds.project.project import Project
@@ -49,7 +50,7 @@ def rollback(
     registry = connect_registry(project)
     replaced = registry.last_promoted()
     champion = roll_back(project, registry)
-    line = f"{champion.name}: champion is version {champion.version} again, instead of version {replaced.version}"
+    line = f"{champion.name}: champion is {_both_versions(champion)} again, instead of {_both_versions(replaced)}"
     return output().print(line, markup=False, soft_wrap=True)
 
 
@@ -144,7 +145,11 @@ def _promote_champion(project: "Project", version: int | None, reason: str) -> N
         raise UserError("rft models promote --newest is for online projects (`rft serve`): give a policy version")
     refuse_second_driver(project.home)
     champion = promote_version(project, connect_registry(project), version, reason)
-    _print(f"{champion.name}: champion is version {champion.version} from now on")
+    _print(f"{champion.name}: champion is {_both_versions(champion)} from now on")
+
+
+def _both_versions(model: "RegisteredModel") -> str:
+    return f"policy version {model.tags['policy_version']} (model version {model.version})"
 
 
 @models.command("import")

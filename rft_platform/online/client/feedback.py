@@ -17,7 +17,14 @@ class HasId(Protocol):
     id: str
 
 
-Answers: TypeAlias = str | HasId | Sequence[str | HasId]
+class HasResponse(Protocol):
+    """An event of a streamed response that contains the response, such as ``response.completed``."""
+
+    response: Any
+
+
+Answer: TypeAlias = str | HasId | HasResponse
+Answers: TypeAlias = Answer | Sequence[Answer]
 
 
 class UnknownAnswersError(UserError):
@@ -114,6 +121,16 @@ class FeedbackForm:
 
 
 def ids_of(answers: Answers) -> list[str]:
-    """The ids of answers; each answer may be given as an object or as its id."""
-    several = [answers] if isinstance(answers, str) or hasattr(answers, "id") else answers
-    return [each if isinstance(each, str) else each.id for each in several]
+    """The ids of answers; each answer may be given as an object, as an event with its response, or as its id."""
+    several = answers if isinstance(answers, Sequence) and not isinstance(answers, str) else [answers]
+    return [each if isinstance(each, str) else _id_of(each) for each in several]
+
+
+def _id_of(answer: Any) -> str:
+    found = getattr(answer if hasattr(answer, "id") else getattr(answer, "response", None), "id", None)
+    if isinstance(found, str):
+        return found
+    raise TypeError(
+        f"feedback on {type(answer).__name__}: expected an answer or its id, a chunk of a streamed answer, an event of "
+        "a streamed response that contains the response (the first and the last do), or a list of these"
+    )

@@ -18,7 +18,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import openai
+from openai.resources import AsyncCompletions, Completions
 from openai.resources.chat import AsyncChat, Chat
+from openai.resources.responses import AsyncResponses, Responses
 
 from rft_platform.common.errors import UserError
 from rft_platform.online.client.feedback import (
@@ -188,6 +190,16 @@ class OnlineClient(_Shared[openai.OpenAI]):
         """Chat completions, as in ``openai.OpenAI``."""
         return self.openai.chat
 
+    @property
+    def completions(self) -> Completions:
+        """Completions of texts, as in ``openai.OpenAI``."""
+        return self.openai.completions
+
+    @property
+    def responses(self) -> Responses:
+        """Responses, as in ``openai.OpenAI``."""
+        return self.openai.responses
+
     def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:
         """Report how good answers, a run or a conversation were; a repeated ``feedback_id`` changes nothing.
 
@@ -250,6 +262,16 @@ class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
     def chat(self) -> AsyncChat:
         """Chat completions, as in ``openai.AsyncOpenAI``."""
         return self.openai.chat
+
+    @property
+    def completions(self) -> AsyncCompletions:
+        """Completions of texts, as in ``openai.AsyncOpenAI``."""
+        return self.openai.completions
+
+    @property
+    def responses(self) -> AsyncResponses:
+        """Responses, as in ``openai.AsyncOpenAI``."""
+        return self.openai.responses
 
     async def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:
         """See ``OnlineClient.feedback``."""

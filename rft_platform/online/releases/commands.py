@@ -242,7 +242,9 @@ def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
     if version not in known:
         meant = [each.version for each in versions if each.model_version == str(version)]
         hint = f"; model version {version} is policy version {meant[0]}" if meant else ""
-        raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}{hint}")
+        if not known:
+            raise UserError(f"no policy version {version}: the project has published no version yet")
+        raise UserError(f"no policy version {version}; the policy versions are: {', '.join(map(str, known))}{hint}")
     return known[version]
 
 

@@ -99,7 +99,10 @@ def promote_version(project: Project, registry: "ModelRegistry", policy_version:
     found = next((policy for policy in policies if policy.policy_version == policy_version), None)
     if found is None:
         known = ", ".join(sorted({str(policy.policy_version) for policy in policies}, key=int)) or "none"
-        raise UserError(f"no registered policy version {policy_version}; registered are {known}: give one of them")
+        meant = [policy.policy_version for policy in policies if policy.model_version == str(policy_version)]
+        hint = f"; model version {policy_version} is policy version {meant[0]}" if meant else ""
+        registered = f"registered are {known}: give one of them{hint}"
+        raise UserError(f"no registered policy version {policy_version}; {registered}")
     champion, version = registry.champion(), int(found.model_version or 0)
     if champion is not None and champion.version > version:
         raise UserError(

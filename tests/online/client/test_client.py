@@ -53,6 +53,14 @@ def test_a_run_has_its_calls_and_one_reward(service) -> None:
     }
 
 
+def test_completions_and_responses_are_rated(service) -> None:
+    with OnlineClient(service.url) as client:
+        text = client.completions.create(model="policy", prompt="12*7 =", max_tokens=4)
+        response = client.responses.create(model="policy", input="What is 12*7?")
+        *_, last = client.responses.create(model="policy", input="What is 12*7?", stream=True)
+        assert client.feedback([text, response, last], reward=1.0).matched == 3
+
+
 def test_a_block_that_fails_commits_what_was_rated(service) -> None:
     with pytest.raises(ZeroDivisionError), OnlineClient(service.url) as client:
         client.feedback(ask(client), reward=1.0)
@@ -66,6 +74,9 @@ async def test_the_asynchronous_client(service) -> None:
         answer = await run.chat.completions.create(model="policy", messages=QUESTION, max_tokens=4)
         assert (await run.feedback(reward=1.0)).matched == 1
         assert (await client.feedback(answer, reward=0.25)).matched == 1, "a later reward replaces the first"
+        text = await client.completions.create(model="policy", prompt="12*7 =", max_tokens=4)
+        response = await client.responses.create(model="policy", input="What is 12*7?")
+        assert (await client.feedback([text, response], correction="84")).matched == 2
         with pytest.raises(UnknownAnswersError):
             await client.feedback(["nothing"], reward=1.0)
     (row,) = service.store.settle(1)

@@ -22,6 +22,10 @@ def test_answers_are_named_by_themselves_or_their_ids() -> None:
     (body,) = FORM.body([SimpleNamespace(id="a"), "b"], Place("t", "0"), reward=1)
     assert (body["msg_ids"], body["task_id"], body["run_id"]) == (["a", "b"], "t", "0")
     assert FORM.body(SimpleNamespace(id="a"), Place(), reward=1)[0]["msg_ids"] == ["a"]
+    event = SimpleNamespace(response=SimpleNamespace(id="resp_a"))
+    assert FORM.body(event, Place(), reward=1)[0]["msg_ids"] == ["resp_a"]
+    with pytest.raises(TypeError, match="feedback on dict: expected an answer or its id"):
+        FORM.body({"id": "a"}, Place(), reward=1)
 
 
 def test_feedback_can_name_one_choice_of_an_answer() -> None:

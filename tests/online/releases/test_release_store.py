@@ -57,7 +57,7 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
     assert made.commands.serving() == 2
     (event,) = [event for event in made.traffic.events() if event.reason == "of old"]
     assert (event.kind, event.details) == ("rolled_back", {"version": 0, "replaced": 1})
-    with pytest.raises(UserError, match="no policy version 9: there are 0, 1, 2, 3"):
+    with pytest.raises(UserError, match="no policy version 9; the policy versions are: 0, 1, 2, 3"):
         made.commands.promote(9)
 
 
