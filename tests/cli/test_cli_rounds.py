@@ -29,6 +29,8 @@ from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
 from rft_platform.online.releases.versions import release_commands
+from rft_platform.online.traffic.project_traffic import traffic_database
+from rft_platform.online.traffic.round_rows import RoundRule
 from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
@@ -57,6 +59,7 @@ from rft_platform.run.run_cost import recorded_cost
 from rft_platform.training.protocol import StepEvent
 from tests.experience.samples import rollouts
 from tests.support.records import trained
+from tests.support.traffic import fill
 
 
 @pytest.fixture
@@ -201,6 +204,18 @@ def test_a_service_that_ignores_released_versions_is_reported(
         assert "`rft models promote --newest`" in shown
     pinned = json.loads(rft("rounds", "--json").stdout)["pinned"]
     assert pinned and pinned == json.loads(rft("models", "list", "--json").stdout)["pinned"]
+
+
+def test_many_stale_rows_are_reported(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    start.write_config(home, load_config(write_config(buffer=buffer, algorithm={"algorithm_type": "reinforce++"})))
+    traffic = fill(traffic_database(open_project(home)))
+    assert "stale" not in rft("rounds").stdout
+    traffic.commit()
+    traffic.settle(1, RoundRule(oldest_version=9))
+    assert "2 of 2 committed rows became stale before a training could take them: raise" in rft("rounds").stdout
 
 
 def test_the_command_names_the_first_step_of_a_new_project(

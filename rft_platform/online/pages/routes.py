@@ -28,12 +28,14 @@ from rft_platform.online.traffic.database import (
     CONSUMED,
     LABELLED,
     RECORDED,
+    STALE,
+    UNTRAINABLE,
 )
 from rft_platform.online.traffic.history import Interval
 from rft_platform.online.traffic.incoming import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.reader import TrafficReader
-from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.store import TrafficStore, many_stale
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rounds.project.project import Project
@@ -48,7 +50,11 @@ _NEWEST = 8  # the status page shows the versions that serve and this number of 
 _ACTIONS = (
     (TOOL_VALID, "valid tool call"), (TOOL_INVALID, "invalid tool call"), (QUESTION, "question"), (ANSWER, "answer"),
 )  # fmt: skip
-_ROWS = ((RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"))
+_ROWS = (
+    (RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"),
+    (STALE, "stale"), (UNTRAINABLE, "untrainable"),
+)  # fmt: skip
+_IF_ANY = (STALE, UNTRAINABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,8 @@ def _status(data: PageData, progress: Progress) -> dict[str, Any]:
     known["versions"] = [*(each for each in earlier if each["traffic"]), *newest]
     return {
         **known,
-        "rows": [(name, counts[state]) for state, name in _ROWS],
+        "rows": [(name, counts[state]) for state, name in _ROWS if counts[state] or state not in _IF_ANY],
+        "stale": many_stale(counts),
         "watch": data.watch(),
         "actions": _ACTIONS,
         "last_round": progress.last_round,

@@ -27,6 +27,7 @@ from rft_platform.online.traffic.history import traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.reader import TrafficReader
+from rft_platform.online.traffic.round_rows import RoundRule
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
@@ -252,6 +253,17 @@ def test_the_status_page_names_the_reason_why_released_versions_do_not_serve(tmp
         assert "run `rft models promote --newest`" in page
     finally:
         site.close()
+
+
+def test_the_status_page_shows_rows_that_no_round_trains_on(site) -> None:
+    page = httpx.get(f"{site.url}/status", trust_env=False).text
+    assert "stale" not in page and "untrainable" not in page
+    site.traffic.commit()
+    site.traffic.settle(1, RoundRule(oldest_version=25))
+    site.traffic.record([NewCall("greedy", 0, {"messages": []}, 24, 10, time.time(), trainable=False)])
+    page = httpx.get(f"{site.url}/status", trust_env=False).text
+    assert "<strong>2</strong>stale" in page and "<strong>1</strong>untrainable" in page
+    assert "2 of 2 committed rows became stale before a training could take them: raise buffer.train" in page
 
 
 def test_characters_that_reorder_text_are_written_out(site) -> None:
