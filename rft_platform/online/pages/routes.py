@@ -19,7 +19,7 @@ from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
 from rft_platform.online.gateway.proxy import LONGEST_NAME
 from rft_platform.online.gateway.release_routes import ADMIN
-from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts
+from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts, shortest_window
 from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.traffic.alerts import Watch
@@ -132,6 +132,7 @@ class PageData:
     progress: Callable[[], Progress]
     watch: Callable[[], Watch] = Watch
     history: Callable[[float, float, int], Sequence[Interval]] = lambda since, until, intervals: ()
+    first_call: Callable[[], float | None] = lambda: None
 
 
 def page_routes(data: PageData) -> APIRouter:
@@ -207,12 +208,12 @@ async def _for_admin(
 
 
 def _history(data: PageData, request: Request) -> dict[str, Any]:
-    window = request.query_params.get("window", "day")
+    now, chosen = time.time(), request.query_params.get("window")
+    window = chosen or shortest_window(data.first_call(), now)
     if window not in WINDOWS:
         raise ApiError(400, f"window {window[:20]!r}: expected one of {', '.join(WINDOWS)}", "invalid_value")
-    now = time.time()
-    found = data.history(now - WINDOWS[window], now, INTERVALS)
-    return {"window": window, "windows": tuple(WINDOWS), "charts": history_charts(found)}
+    charts = history_charts(data.history(now - WINDOWS[window], now, INTERVALS), data.releases.status()["serving"])
+    return {"window": window, "chosen": chosen, "windows": tuple(WINDOWS), "charts": charts}
 
 
 async def _pair(data: PageData, request: Request, template: str) -> Response:

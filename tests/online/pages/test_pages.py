@@ -23,7 +23,7 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.alerts import Watch, traffic_figures
 from rft_platform.online.traffic.database import open_database
-from rft_platform.online.traffic.history import traffic_history
+from rft_platform.online.traffic.history import first_call, traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.reader import TrafficReader
@@ -62,7 +62,8 @@ class Site:
             project="shop/helper", releases=self.commands, preferences=self.preferences, traffic=self.traffic,
             writer=writer, reader=reader, tenant_of=self._tenant,
             progress=lambda: Progress("Last round: r0003 published version 24, mean reward 0.7.", waiting, (FAILING,)),
-            watch=lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS), history=partial(traffic_history, engine),
+            watch=lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS),
+            history=partial(traffic_history, engine), first_call=partial(first_call, engine),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
         app = build_app(gateway, writer, reader, CommitRule(), pages=page_routes(data))
@@ -150,6 +151,9 @@ def test_the_status_page_is_live(site, tab) -> None:
     assert [each.split("\n") for each in numbers] == [
         ["4", "wait for feedback"], ["2", "labelled"], ["0", "committed"], ["0", "consumed"],
     ]  # fmt: skip
+    versions = tab.run("[...document.querySelectorAll('[aria-label=Versions] tbody tr')].map(each => each.innerText)")
+    assert [each.split("\t")[2:] for each in versions][-2:] == [["0", "none", "2", "yes"], ["6", "1.000", "3", "yes"]]
+    assert "History of the last hour" in text
     warnings = tab.run("[...document.querySelectorAll('[role=alert] li')].map(each => each.innerText)")
     assert warnings == [FAILING, ALERTS["question_rate"]]
     assert "3 committed rows are above the share of their task, user or tenant" in text
@@ -172,8 +176,8 @@ def test_the_status_page_is_live(site, tab) -> None:
     light = tab.run(COLOUR)
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     tab.wait_for(f"{COLOUR} !== {json.dumps(light)}")
-    tab.run("htmx.ajax('GET', '/status/history?window=hour', '#history').then(() => 1)")
-    tab.wait_for("document.body.innerText.includes('History of the last hour')")
+    tab.run("htmx.ajax('GET', '/status/history?window=day', '#history').then(() => 1)")
+    tab.wait_for("document.body.innerText.includes('History of the last day')")
     assert len(drawn(tab)) == 4, "charts that the page replaces are drawn again, and the earlier ones removed"
     tab.run("[...document.querySelectorAll('[aria-label=Window] a')].find(each => each.innerText === 'week').click()")
     tab.wait_for("document.body?.innerText.includes('History of the last week')")
