@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from dagster import DagsterRunStatus
+from dagster import DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus
 from rich.console import Console
 from typer.testing import Result
 
@@ -128,6 +129,20 @@ def test_overhead_is_what_the_launches_took_beyond_the_work(project: Project) ->
 
     assert first.seconds == {"rollout": 4.0, "judge": 0.5, "train": 2.0, "evaluation": 2.0, "overhead": 0.5}
     assert "overhead" not in second.seconds, "nobody timed its launches"
+
+
+def test_overhead_of_a_round_that_the_daemon_launched(project: Project) -> None:
+    with open_instance(project.home) as instance:
+        for job in ("explore_job", "sync_round_job", "evaluate_job"):
+            tags = {"dagster/partition": "r0002"}
+            instance.add_run(DagsterRun(job_name=job, status=DagsterRunStatus.STARTED, tags=tags))
+        for record in instance.get_run_records():
+            event = DagsterEvent(DagsterEventType.RUN_SUCCESS.value, record.dagster_run.job_name)
+            end = record.create_timestamp + timedelta(seconds=5)
+            instance.run_storage.handle_run_event(record.dagster_run.run_id, event, end)
+    _, first, second = round_lines(project)
+    assert first.seconds["overhead"] == 0.5
+    assert second.seconds["overhead"] == pytest.approx(2 * 5 - 8.5)
 
 
 def test_rounds_are_news_once(project: Project) -> None:
