@@ -233,6 +233,18 @@ def test_many_stale_rows_are_reported(
     assert "2 of 2 committed rows became stale before a training could take them: raise" in rft("rounds").stdout
 
 
+def test_a_home_that_only_serves_names_no_threshold(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    config = load_config(write_config(mode="serve", buffer=buffer, algorithm={"algorithm_type": "reinforce++"}))
+    start.write_config(home, config)
+    project = open_project(home)
+    publish(project.store, Policy(str(home.root), 0, "0" * 64, 0))
+    write(project.store, 0, RoundEvaluation("no tasks"))
+    assert rft("rounds").stdout.splitlines()[-1] == "this home only serves; the training runs in mode train"
+
+
 def test_the_command_names_the_first_step_of_a_new_project(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:

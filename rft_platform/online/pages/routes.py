@@ -94,8 +94,6 @@ class ProjectProgress:
         return [*filter(None, self._own_problems()), *failing_servers(self._project.home.logs)]
 
     def _compute(self) -> Progress:
-        if self._project.config.mode == "serve":
-            return Progress(last_round(self._project), ("this process serves; the training runs in mode train",))
         try:
             lines = tuple(self._what_is_next(self._project))
         except Exception as error:

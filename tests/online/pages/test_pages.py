@@ -283,8 +283,7 @@ def test_characters_that_reorder_text_are_written_out(site) -> None:
 
 def test_a_sentence_with_a_semicolon_stays_one_line(tmp_path) -> None:
     sentences = ["an alert is open; `rft models resume` continues the training", "next: explore r0004"]
-    config, home, store = SimpleNamespace(mode="both"), SimpleNamespace(logs=tmp_path), SimpleNamespace(rounds=list)
-    project: Any = SimpleNamespace(config=config, home=home, store=store)
+    project: Any = SimpleNamespace(home=SimpleNamespace(logs=tmp_path), store=SimpleNamespace(rounds=list))
     assert ProjectProgress(project, lambda _: sentences)().waiting == tuple(sentences)
 
 
