@@ -107,16 +107,16 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
         newest = select(Call.recorded_at).order_by(Call.recorded_at.desc()).offset(_MOST).limit(1)
         recent = Call.recorded_at >= max(since, session.scalar(newest) or since)
         counts = func.count(), func.count(Call.reward), func.avg(Call.reward), func.count(Call.labelled_at)
-        by_action, by_version = (
+        action_rows, version_rows = (
             session.execute(select(column, *counts).where(recent).group_by(column)).all()
             for column in (Call.action, Call.policy_version)
         )
-        actions, versions_found = (
+        actions, by_version = (
             {
                 key: CallFigures(calls, rewarded, None if mean is None else float(mean))
                 for key, calls, rewarded, mean, _ in rows
             }
-            for rows in (by_action, by_version)
+            for rows in (action_rows, version_rows)
         )
         delays = session.execute(
             select(Call.labelled_at - Call.recorded_at)
@@ -126,9 +126,9 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
         ).scalars()
         return TrafficFigures(
             actions=actions,
-            by_version=versions_found,
-            calls=sum(row[1] for row in by_action),
-            labelled=sum(row[4] for row in by_action),
+            by_version=by_version,
+            calls=sum(row[1] for row in action_rows),
+            labelled=sum(row[4] for row in action_rows),
             label_delay_s=percentiles([float(each) for each in delays if each is not None]),
             served_delay_s=percentiles(_served_delays(session, recent, versions)),
         )
