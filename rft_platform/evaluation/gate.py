@@ -98,7 +98,9 @@ def gate(
     if min_value is not None and value < min_value:
         return GateDecision(False, f"{metric} {value:.4f} is below the required {min_value:.4f}")
     if champion is None:
-        return GateDecision(True, f"{metric} {value:.4f}; there is no champion yet, and the start was not evaluated")
+        is_start = candidate.round == 0
+        why = "this is the start" if is_start else "there is no champion yet, and the start was not evaluated"
+        return GateDecision(True, f"{metric} {value:.4f}; {why}")
     if not measured_alike(candidate, champion):
         other = "on other tasks" if champion.tasks_digest != candidate.tasks_digest else _OTHERWISE
         return GateDecision(

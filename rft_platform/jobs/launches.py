@@ -68,6 +68,19 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
     )
 
 
+def run_seconds(instance: dg.DagsterInstance) -> dict[str, tuple[int, float]]:
+    """Round and seconds (creation to end) of each successful launch, by run id; without repeated evaluations."""
+    kinds = {job: kind for job, kind in kinds_by_job(PLAIN_NAMES).items() if kind != _ANY_ROUND}
+    return {
+        record.dagster_run.run_id: (
+            _key(record.dagster_run, kinds)[1],
+            record.end_time - record.create_timestamp.timestamp(),
+        )
+        for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]))
+        if record.end_time is not None and _is_launch(record.dagster_run, kinds)
+    }
+
+
 def _attempt(run: dg.DagsterRun) -> int:
     """The number of the attempt in a run's key; -1 without such a key."""
     attempt = run.tags.get(_RUN_KEY_TAG, "").rpartition(":")[2]

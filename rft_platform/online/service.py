@@ -27,7 +27,7 @@ from rft_platform.online.traffic.alerts import TrafficWatch
 from rft_platform.online.traffic.database import claim
 from rft_platform.online.traffic.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.online.traffic.erasure import TrafficErasure
-from rft_platform.online.traffic.history import traffic_history
+from rft_platform.online.traffic.history import first_call, traffic_history
 from rft_platform.online.traffic.implicit_feedback import ImplicitRewards
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.project_traffic import home_id, traffic_database, traffic_store
@@ -120,7 +120,8 @@ class _Service:
             project=self._name, releases=self._releases,
             preferences=PreferenceStore(database, redaction=self._redaction),
             traffic=self._store, writer=self._writer, reader=reader_of_pages, tenant_of=tenant_of,
-            progress=progress, watch=self._watch, history=partial(traffic_history, database),
+            progress=progress, watch=self._watch,
+            history=partial(traffic_history, database), first_call=partial(first_call, database),
         )  # fmt: skip
         return build_app(
             self._gateway, self._writer, reader, self._rule, health_fields=lambda: {"project": self._name},

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -61,12 +62,24 @@ def drive_costs(home: Home) -> list[DriveCost]:
 
 
 def launch_seconds(home: Home) -> dict[int, float]:
-    """Wall seconds of all launches of each round; rounds that the daemon launched are missing."""
-    seconds: dict[int, float] = {}
-    for cost in drive_costs(home):
-        for launch in cost.launches:
-            seconds[launch["round"]] = seconds.get(launch["round"], 0.0) + launch["wall_s"]
+    """Wall seconds of all launches of each round; those of the daemon's launches include their wait in the queue."""
+    driven = {
+        launch["run_id"]: (launch["round"], launch["wall_s"]) for cost in drive_costs(home) for launch in cost.launches
+    }
+    seconds = defaultdict[int, float](float)
+    for number, wall_s in {**_runs_of_dagster(home), **driven}.values():
+        seconds[number] += wall_s
     return seconds
+
+
+def _runs_of_dagster(home: Home) -> dict[str, tuple[int, float]]:
+    if not (home.dagster / "dagster.yaml").exists():
+        return {}
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.launches import run_seconds
+
+    with open_instance(home, capture_output=False) as instance:
+        return run_seconds(instance)
 
 
 def _file(home: Home) -> Path:

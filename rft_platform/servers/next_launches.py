@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 def what_is_next(project: "Project") -> list[str]:
     """The launches as sentences: what is running, what starts next, what the project waits for, or what failed."""
+    if project.config.mode == "serve":
+        return ["this home only serves; the training runs in mode train"]
     from rft_platform.jobs.driver_lock import driver_is_running
     from rft_platform.rounds.planning.plan import plan_next
     from rft_platform.rounds.planning.project_state import observe

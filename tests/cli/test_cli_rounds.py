@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from dagster import DagsterRunStatus
+from dagster import DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus
 from rich.console import Console
 from typer.testing import Result
 
@@ -29,6 +30,8 @@ from rft_platform.jobs.dagster_internals.run_launcher import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
 from rft_platform.online.project import open_project
 from rft_platform.online.releases.versions import release_commands
+from rft_platform.online.traffic.project_traffic import traffic_database
+from rft_platform.online.traffic.round_rows import RoundRule
 from rft_platform.rounds.project.code_version import keep_user_code, user_code_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import (
@@ -57,6 +60,7 @@ from rft_platform.run.run_cost import recorded_cost
 from rft_platform.training.protocol import StepEvent
 from tests.experience.samples import rollouts
 from tests.support.records import trained
+from tests.support.traffic import fill
 
 
 @pytest.fixture
@@ -125,6 +129,20 @@ def test_overhead_is_what_the_launches_took_beyond_the_work(project: Project) ->
 
     assert first.seconds == {"rollout": 4.0, "judge": 0.5, "train": 2.0, "evaluation": 2.0, "overhead": 0.5}
     assert "overhead" not in second.seconds, "nobody timed its launches"
+
+
+def test_overhead_of_a_round_that_the_daemon_launched(project: Project) -> None:
+    with open_instance(project.home) as instance:
+        for job in ("explore_job", "sync_round_job", "evaluate_job"):
+            tags = {"dagster/partition": "r0002"}
+            instance.add_run(DagsterRun(job_name=job, status=DagsterRunStatus.STARTED, tags=tags))
+        for record in instance.get_run_records():
+            event = DagsterEvent(DagsterEventType.RUN_SUCCESS.value, record.dagster_run.job_name)
+            end = record.create_timestamp + timedelta(seconds=5)
+            instance.run_storage.handle_run_event(record.dagster_run.run_id, event, end)
+    _, first, second = round_lines(project)
+    assert first.seconds["overhead"] == 0.5
+    assert second.seconds["overhead"] == pytest.approx(2 * 5 - 8.5)
 
 
 def test_rounds_are_news_once(project: Project) -> None:
@@ -201,6 +219,30 @@ def test_a_service_that_ignores_released_versions_is_reported(
         assert "`rft models promote --newest`" in shown
     pinned = json.loads(rft("rounds", "--json").stdout)["pinned"]
     assert pinned and pinned == json.loads(rft("models", "list", "--json").stdout)["pinned"]
+
+
+def test_many_stale_rows_are_reported(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    start.write_config(home, load_config(write_config(buffer=buffer, algorithm={"algorithm_type": "reinforce++"})))
+    traffic = fill(traffic_database(open_project(home)))
+    assert "stale" not in rft("rounds").stdout
+    traffic.commit()
+    traffic.settle(1, RoundRule(oldest_version=9))
+    assert "2 of 2 committed rows became stale before a training could take them: raise" in rft("rounds").stdout
+
+
+def test_a_home_that_only_serves_names_no_threshold(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}}
+    config = load_config(write_config(mode="serve", buffer=buffer, algorithm={"algorithm_type": "reinforce++"}))
+    start.write_config(home, config)
+    project = open_project(home)
+    publish(project.store, Policy(str(home.root), 0, "0" * 64, 0))
+    write(project.store, 0, RoundEvaluation("no tasks"))
+    assert rft("rounds").stdout.splitlines()[-1] == "this home only serves; the training runs in mode train"
 
 
 def test_the_command_names_the_first_step_of_a_new_project(

@@ -14,6 +14,7 @@ Make = Callable[..., EvaluationResult]
 def test_the_first_candidate_passes_if_it_is_good_enough(make_result: Make) -> None:
     assert gate(make_result(0.4), None).passed
     assert gate(make_result(0.4), None, min_value=0.4).passed
+    assert gate(make_result(0.4, round=0), None).reason == "sampled_pass 0.4000; this is the start"
     refused = gate(make_result(0.4), None, min_value=0.5)
     assert not refused.passed
     assert refused.reason == "sampled_pass 0.4000 is below the required 0.5000"

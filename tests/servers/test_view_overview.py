@@ -102,6 +102,7 @@ def test_the_learning_curve_marks_the_decisions_of_the_gate(home: Home) -> None:
         ("r3", "", ["37.5 %", "", "", f"version 12, {UNSAFE}"]),
     ]
     assert not overview.learning_curve([]).shown
+    assert {RoundSummary(1, None, each).style for each in ("kept", "rolled back")} == {"bad", "series-d"}
     greedy_only = RoundSummary(1, CurvePoint(1, 4, greedy=0.5), "kept", "0.5 against 0.6")
     chart = overview.learning_curve([greedy_only])
     assert [(each.style, each.values) for each in chart.shown] == [("series-b", [0.5]), ("bad", [0.5])]

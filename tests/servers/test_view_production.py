@@ -46,6 +46,7 @@ def test_the_page_finds_calls_and_saves_them(home: Home, tmp_path: Path) -> None
     assert page.count('<td title="m') == 4
     found = client.get("/production", params={**since, "metric": "helpful", "least": "0.6"}).text
     assert found.count('<td title="m') == 1
+    assert client.get("/production", params={**since, "state": "labelled"}).text.count('<td title="m') == 2
     link = found.split('href="/production/dataset.jsonl')[1].split('"')[0].replace("&amp;", "&")
     saved = client.get(f"/production/dataset.jsonl{link}")
     assert [json.loads(line)["msg_id"] for line in saved.text.splitlines()] == ["m1"]

@@ -27,7 +27,8 @@ LAST = 100  # rounds shown in the table
 
 def print_rounds(project: Project, console: "Console", last: int = LAST) -> None:
     """Print the table of the ``last`` rounds (0: all), and the plan's next step."""
-    from rft_platform.online.releases.versions import pinned_version  # has the database of the service
+    from rft_platform.online.releases.versions import pinned_version  # these modules have the database of the service
+    from rft_platform.online.traffic.project_traffic import stale_rows
 
     lines = round_lines(project, last)
     console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
@@ -45,7 +46,8 @@ def print_rounds(project: Project, console: "Console", last: int = LAST) -> None
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
-    for hint in (*champion_notes(project, lines), refusal_hint(project), pinned_version(project)):
+    hints = (refusal_hint(project), pinned_version(project), stale_rows(project))
+    for hint in (*champion_notes(project, lines), *hints):
         if hint:
             console.print(hint, markup=False, soft_wrap=True)
     console.print("; ".join(what_is_next(project)), markup=False, soft_wrap=True)

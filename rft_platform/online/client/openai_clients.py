@@ -39,6 +39,7 @@ _Client = TypeVar("_Client", openai.OpenAI, openai.AsyncOpenAI)
 _HEADERS = {"task_id": "x-rft-task", "run_id": "x-rft-run", "conversation_id": "x-rft-conversation"}
 _SUBJECT = "x-rft-subject"
 _SHORTEST_WAIT_S = 0.1
+_RETRIES = 6  # last about 20 s, longer than a restart of the service; OpenAI's two last 1.5 s
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0  # between the retries after a failure, as in OpenAI's client
 _SENT_ONCE: openai.RequestOptions = {"max_retries": 0}
 _MARK: ContextVar[str | None] = ContextVar("mark", default=None)
@@ -54,7 +55,7 @@ def _options(base_url: str, api_key: str, given: Mapping[str, Any]) -> tuple[str
     root = base_url.rstrip("/").removesuffix("/v1")
     if not root.startswith(("http://", "https://")):
         raise UserError(f"base_url {base_url!r}: expected http://HOST:PORT of the service")
-    return root, {"base_url": f"{root}/v1", "api_key": api_key, **given}
+    return root, {"base_url": f"{root}/v1", "api_key": api_key, "max_retries": _RETRIES, **given}
 
 
 def _headers(place: Place, subject: str | None) -> dict[str, str]:
@@ -143,8 +144,8 @@ class _Shared(Generic[_Client]):
         """``metrics``: metrics that feedback may have besides ``reward``. Further options go to the OpenAI client.
 
         A feedback or commit that gets status 429 is sent again after ``Retry-After``, until ``rate_limit_wait_s``
-        seconds have passed. After another failure it is sent again at most ``max_retries`` times, an option of the
-        OpenAI client.
+        seconds have passed. After another failure it is sent again at most ``max_retries`` times (6), an option of
+        the OpenAI client.
         """
         self._root, options = _options(base_url, api_key, openai_options)
         self.openai = self._kind(**options)

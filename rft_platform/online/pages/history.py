@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from rft_platform.online.pages.charts import Chart, Series, Unit
 from rft_platform.online.traffic.history import Interval
 
-#: Windows that the page offers: name, seconds.
+#: Windows that the page offers, the shortest first: name, seconds.
 WINDOWS = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 INTERVALS = 30
 _VERSIONS = 3  # versions with a line of their own; the others share one
 
 
-def history_charts(history: Sequence[Interval]) -> list[tuple[str, Chart]]:
-    """Titles and charts; times are UTC."""
+def shortest_window(first_call: float | None, now: float) -> str:
+    """The shortest window that has all calls since the first one; the longest if none has."""
+    covering = (name for name, seconds in WINDOWS.items() if first_call is None or first_call >= now - seconds)
+    return next(covering, list(WINDOWS)[-1])
+
+
+def history_charts(history: Sequence[Interval], serving: int | None = None) -> list[tuple[str, Chart]]:
+    """Titles and charts; times are UTC. ``serving`` is the version that serves; None: the base model."""
     if not history:
         return []
     form = "%H:%M" if history[-1].end - history[0].start <= WINDOWS["day"] else "%m-%d %H:%M"
@@ -37,7 +43,7 @@ def history_charts(history: Sequence[Interval]) -> list[tuple[str, Chart]]:
         ("Calls", chart("Number of calls", "", calls)),
         ("Latency", chart("Seconds of a model call", "s", *delays(lambda each: each.latency_s))),
         ("Label delay", chart("Seconds from an answer to its reward", "s", *delays(lambda each: each.label_delay_s))),
-        ("Versions", chart("Share of the calls by policy version", "%", *_shares(history))),
+        ("Versions", chart("Share of the calls by policy version", "%", *_shares(history, serving))),
     ]
 
 
@@ -45,12 +51,14 @@ def _labelled(each: Interval) -> float | None:
     return each.rewarded / each.calls if each.calls else None
 
 
-def _shares(history: Sequence[Interval]) -> list[Series]:
-    """The share of the versions with the most calls, and of all others together."""
+def _shares(history: Sequence[Interval], serving: int | None) -> list[Series]:
+    """The share of the serving version, of the newest, of those with the most calls, and of all others together."""
     totals = Counter[int | None]()
     for each in history:
         totals.update(each.versions)
-    most = [version for version, _ in totals.most_common(_VERSIONS)]
+    newest = max((version for version in totals if version is not None), default=None)
+    drawn = dict.fromkeys([serving, newest, *(version for version, _ in totals.most_common())])
+    own = [version for version in drawn if version in totals][:_VERSIONS]
 
     def share(versions: set[int | None]) -> list[float | None]:
         return [
@@ -60,9 +68,9 @@ def _shares(history: Sequence[Interval]) -> list[Series]:
 
     found = [
         Series(_name(version), f"series-{letter}", share({version}))
-        for version, letter in zip(most, "abd", strict=False)
+        for version, letter in zip(own, "abd", strict=False)
     ]
-    others = set(totals) - set(most)
+    others = set(totals) - set(own)
     return [*found, Series("others", "series-c", share(others))] if others else found
 
 

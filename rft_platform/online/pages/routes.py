@@ -19,7 +19,7 @@ from rft_platform.cluster.local.supervisor import failing_servers
 from rft_platform.experience.file_names import round_key
 from rft_platform.online.gateway.proxy import LONGEST_NAME
 from rft_platform.online.gateway.release_routes import ADMIN
-from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts
+from rft_platform.online.pages.history import INTERVALS, WINDOWS, history_charts, shortest_window
 from rft_platform.online.pages.shell import html, static_routes
 from rft_platform.online.releases.commands import ReleaseCommands
 from rft_platform.online.traffic.alerts import Watch
@@ -28,12 +28,14 @@ from rft_platform.online.traffic.database import (
     CONSUMED,
     LABELLED,
     RECORDED,
+    STALE,
+    UNTRAINABLE,
 )
 from rft_platform.online.traffic.history import Interval
 from rft_platform.online.traffic.incoming import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.reader import TrafficReader
-from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.store import TrafficStore, many_stale
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
 from rft_platform.rounds.project.project import Project
@@ -48,7 +50,11 @@ _NEWEST = 8  # the status page shows the versions that serve and this number of 
 _ACTIONS = (
     (TOOL_VALID, "valid tool call"), (TOOL_INVALID, "invalid tool call"), (QUESTION, "question"), (ANSWER, "answer"),
 )  # fmt: skip
-_ROWS = ((RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"))
+_ROWS = (
+    (RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"),
+    (STALE, "stale"), (UNTRAINABLE, "untrainable"),
+)  # fmt: skip
+_IF_ANY = (STALE, UNTRAINABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,6 @@ class ProjectProgress:
         return [*filter(None, self._own_problems()), *failing_servers(self._project.home.logs)]
 
     def _compute(self) -> Progress:
-        if self._project.config.mode == "serve":
-            return Progress(last_round(self._project), ("this process serves; the training runs in mode train",))
         try:
             lines = tuple(self._what_is_next(self._project))
         except Exception as error:
@@ -126,6 +130,7 @@ class PageData:
     progress: Callable[[], Progress]
     watch: Callable[[], Watch] = Watch
     history: Callable[[float, float, int], Sequence[Interval]] = lambda since, until, intervals: ()
+    first_call: Callable[[], float | None] = lambda: None
 
 
 def page_routes(data: PageData) -> APIRouter:
@@ -201,12 +206,12 @@ async def _for_admin(
 
 
 def _history(data: PageData, request: Request) -> dict[str, Any]:
-    window = request.query_params.get("window", "day")
+    now, chosen = time.time(), request.query_params.get("window")
+    window = chosen or shortest_window(data.first_call(), now)
     if window not in WINDOWS:
         raise ApiError(400, f"window {window[:20]!r}: expected one of {', '.join(WINDOWS)}", "invalid_value")
-    now = time.time()
-    found = data.history(now - WINDOWS[window], now, INTERVALS)
-    return {"window": window, "windows": tuple(WINDOWS), "charts": history_charts(found)}
+    charts = history_charts(data.history(now - WINDOWS[window], now, INTERVALS), data.releases.status()["serving"])
+    return {"window": window, "chosen": chosen, "windows": tuple(WINDOWS), "charts": charts}
 
 
 async def _pair(data: PageData, request: Request, template: str) -> Response:
@@ -230,7 +235,8 @@ def _status(data: PageData, progress: Progress) -> dict[str, Any]:
     known["versions"] = [*(each for each in earlier if each["traffic"]), *newest]
     return {
         **known,
-        "rows": [(name, counts[state]) for state, name in _ROWS],
+        "rows": [(name, counts[state]) for state, name in _ROWS if counts[state] or state not in _IF_ANY],
+        "stale": many_stale(counts),
         "watch": data.watch(),
         "actions": _ACTIONS,
         "last_round": progress.last_round,

@@ -29,8 +29,8 @@ _ROUNDS = 100  # newest rounds whose versions are looked up
 
 
 @dataclass(frozen=True, slots=True)
-class ActionFigures:
-    """The calls of one action."""
+class CallFigures:
+    """The calls of one action, or by one policy version."""
 
     calls: int
     rewarded: int  # calls with a reward
@@ -41,7 +41,8 @@ class ActionFigures:
 class TrafficFigures:
     """Figures of the calls that were recorded in a time window. None: there was nothing to measure."""
 
-    actions: Mapping[str, ActionFigures] = field(default_factory=dict)
+    actions: Mapping[str, CallFigures] = field(default_factory=dict)
+    by_version: Mapping[int | None, CallFigures] = field(default_factory=dict)  # None: the base model
     calls: int = 0
     labelled: int = 0
     label_delay_s: tuple[float, float] | None = None  # from the answer to its last reward: median and 95th percentile
@@ -106,11 +107,17 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
         newest = select(Call.recorded_at).order_by(Call.recorded_at.desc()).offset(_MOST).limit(1)
         recent = Call.recorded_at >= max(since, session.scalar(newest) or since)
         counts = func.count(), func.count(Call.reward), func.avg(Call.reward), func.count(Call.labelled_at)
-        rows = session.execute(select(Call.action, *counts).where(recent).group_by(Call.action)).all()
-        actions = {
-            action: ActionFigures(calls, rewarded, None if mean is None else float(mean))
-            for action, calls, rewarded, mean, _ in rows
-        }
+        action_rows, version_rows = (
+            session.execute(select(column, *counts).where(recent).group_by(column)).all()
+            for column in (Call.action, Call.policy_version)
+        )
+        actions, by_version = (
+            {
+                key: CallFigures(calls, rewarded, None if mean is None else float(mean))
+                for key, calls, rewarded, mean, _ in rows
+            }
+            for rows in (action_rows, version_rows)
+        )
         delays = session.execute(
             select(Call.labelled_at - Call.recorded_at)
             .where(recent, Call.labelled_at.is_not(None))
@@ -119,8 +126,9 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
         ).scalars()
         return TrafficFigures(
             actions=actions,
-            calls=sum(row[1] for row in rows),
-            labelled=sum(row[4] for row in rows),
+            by_version=by_version,
+            calls=sum(row[1] for row in action_rows),
+            labelled=sum(row[4] for row in action_rows),
             label_delay_s=percentiles([float(each) for each in delays if each is not None]),
             served_delay_s=percentiles(_served_delays(session, recent, versions)),
         )

@@ -1,4 +1,4 @@
-"""Find recorded calls by metric, tag, policy version, API key and time, and make a dataset of them."""
+"""Find recorded calls by metric, tag, policy version, state, API key and time, and make a dataset of them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ class CallSearch:
     most: float | None = None
     tag: str = ""  # NAME or NAME=VALUE, of any feedback
     version: int | None = None
+    state: str = ""
     key: str | None = None  # tenant of an API key; None: of all
     since: float | None = None  # seconds since the epoch
     until: float | None = None
@@ -87,6 +88,8 @@ def _conditions(engine: Engine, search: CallSearch) -> Iterator[ColumnElement[bo
         yield _rated(_tagged(engine, *search.tag.split("=", 1)))
     if search.version is not None:
         yield Call.policy_version == search.version
+    if search.state:
+        yield Call.state == search.state
     if search.key is not None:
         yield Call.tenant == search.key
     if search.since is not None:

@@ -35,6 +35,12 @@ class Interval:
         return sum(self.versions.values())
 
 
+def first_call(engine: Engine) -> float | None:
+    """When the first call was recorded, in seconds since the epoch."""
+    with readings(engine)() as session:
+        return session.scalar(select(func.min(Call.recorded_at)))
+
+
 def traffic_history(engine: Engine, since: float, until: float, intervals: int) -> list[Interval]:
     """Equal intervals from ``since`` to ``until``, oldest first. Only the newest ``_MOST`` calls are counted."""
     with readings(engine)() as session:

@@ -14,7 +14,7 @@ from rft_platform.config.home import private_files
 from rft_platform.config.schema.reward_formula import RewardFormula
 from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.round_rows import ChosenRows, RoundRule
-from rft_platform.online.traffic.store import TrafficStore
+from rft_platform.online.traffic.store import TrafficStore, many_stale
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.releases.released import serving_policy
 
@@ -93,6 +93,11 @@ def _open(url: str) -> Engine:
 def next_choice(project: Project) -> ChosenRows:
     """The committed rows of production traffic that the next round would take now, and those it would leave out."""
     return traffic_store(project).next_choice(round_rule(project))
+
+
+def stale_rows(project: Project) -> str | None:
+    """What to change if many rows of an online project became stale; else None."""
+    return many_stale(traffic_store(project).counts()) if project.config.online else None
 
 
 def round_rule(project: Project) -> RoundRule:

@@ -53,6 +53,7 @@ LOG = logging.getLogger(__name__)
 ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events; their detail ``limit`` names the exceeded limit
 RESUMED = "training_resumed"  #: kind of the event by which a user ends the pause of the alerts that are open then
 MOST_IDS = 10_000  #: messages that one feedback may name
+_MANY_STALE = 0.25  # share of the committed rows that are stale, from which users are told
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
 _NUMBERS = 10_000  # row numbers in one statement
@@ -95,6 +96,18 @@ def open_alerts(events: Iterable[tuple[str, str | None, str]], *, pausing: bool)
         elif kind == RESUMED and pausing:
             found.clear()
     return found
+
+
+def many_stale(counts: Mapping[str, int]) -> str | None:
+    """What to change if many rows became stale before a training took them; ``counts``: rows by state."""
+    stale = counts[STALE]
+    committed = stale + counts[COMMITTED] + counts[CONSUMED]
+    if stale == 0 or stale < _MANY_STALE * committed:
+        return None
+    return (
+        f"{stale:,} of {committed:,} committed rows became stale before a training could take them: raise "
+        "buffer.train_batch_size or synchronizer.max_staleness, or lower service.record_rate"
+    )
 
 
 class TrafficStore:

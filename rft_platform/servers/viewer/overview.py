@@ -84,7 +84,7 @@ class RoundSummary:
     @property
     def style(self) -> str:
         """The class of the decision's colour."""
-        return {"promoted": "good", "passed": "series-a"}.get(self.decision, "bad")
+        return {"promoted": "good", "passed": "series-a", "rolled back": "series-d"}.get(self.decision, "bad")
 
 
 def summaries(store: ExperienceStore, numbers: Iterable[int]) -> list[RoundSummary]:

@@ -1,4 +1,4 @@
-"""The page of production calls: find them by metric, tag, version, API key and time, and save them as a dataset."""
+"""The page of production calls: find them by their feedback, version, state, API key and time, and save them."""
 
 import json
 from datetime import UTC, datetime
@@ -10,6 +10,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.online.project import open_project
 from rft_platform.online.traffic.browsing import CallSearch, dataset_rows, find_calls, known_metrics, usage_by_key
+from rft_platform.online.traffic.database import STATES
 from rft_platform.online.traffic.declared_metrics import REWARD
 from rft_platform.online.traffic.project_traffic import traffic_database
 from rft_platform.rounds.project.project import Project
@@ -26,7 +27,7 @@ def production_page(home: Home, given: dict[str, str]) -> Response:
     kept = {name: value for name, value in given.items() if value and name != "page"}
     return page(
         "production.html.jinja", project, title="Production", search=search, given=kept, number=number,
-        metrics=known_metrics(engine), usage=usage_by_key(engine, search), more=len(found) > PAGE_ROWS,
+        metrics=known_metrics(engine), states=STATES, usage=usage_by_key(engine, search), more=len(found) > PAGE_ROWS,
         price=project.config.service.token_price, calls=[_shown(call) for call in found[:PAGE_ROWS]],
     )  # fmt: skip
 
@@ -47,7 +48,8 @@ def call_search(given: dict[str, str]) -> CallSearch:
     key = given.get("key", "")
     return CallSearch(
         given.get("metric", "") or REWARD, field(given, "least", float), field(given, "most", float),
-        given.get("tag", "").strip(), field(given, "version", _version), key or None, since, until,
+        given.get("tag", "").strip(), field(given, "version", _version), given.get("state", ""), key or None,
+        since, until,
     )  # fmt: skip
 
 

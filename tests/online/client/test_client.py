@@ -154,11 +154,20 @@ async def test_without_a_wait_a_request_above_the_rate_limit_is_sent_once() -> N
     assert time.monotonic() - began < 5
 
 
+def test_retries_outlast_a_restart_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(online_client.time, "sleep", waits.append)
+    with httpx.Client(transport=Scripted(*[0] * 6, 200)) as http:
+        client = OnlineClient(http_client=http)
+        assert client.commit().committed == 3 and client.openai.max_retries == 6
+    assert sum(waits) > 15
+
+
 def test_failures_of_connection_and_service_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(online_client, "_FIRST_PAUSE_S", 0.01)
     service = Scripted(0, 503, 200, 0, 0, 503, 400)
     with httpx.Client(transport=service) as http:
-        client = OnlineClient(http_client=http)
+        client = OnlineClient(http_client=http, max_retries=2)
         assert client.commit().committed == 3
         with pytest.raises(openai.InternalServerError):
             client.commit()

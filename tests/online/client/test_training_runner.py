@@ -10,6 +10,7 @@ import pytest
 
 from rft_platform.common.errors import UserError
 from rft_platform.online import ExplicitMarkingStrategy, SamplingRateStrategy, TrainingRunner, mark, tool
+from rft_platform.online.client import openai_clients
 
 ALL = SamplingRateStrategy.of(1.0)
 
@@ -126,7 +127,9 @@ def test_a_tool_declared_as_writing_refuses_by_its_own_name(service) -> None:
     assert (called, runner.counts.refused_tools) == (["order"], 1)
 
 
-def test_failures_do_not_reach_the_user(service) -> None:
+def test_failures_do_not_reach_the_user(service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_clients, "_RETRIES", 0)
+
     def reward(run: Any) -> float:
         raise ValueError(run.task_id)
 
@@ -182,7 +185,8 @@ def test_two_tools_of_one_name_are_refused() -> None:
         runner.observe(agent, None, "gpt-4", [partial(sorted, reverse=True), sorted])
 
 
-def test_a_runner_that_was_stopped_is_not_started_again() -> None:
+def test_a_runner_that_was_stopped_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_clients, "_RETRIES", 0)
     runner = TrainingRunner("http://127.0.0.1:9", "policy", lambda _: 1.0)
     with runner, pytest.raises(UserError, match="has started already"):
         runner.start()

@@ -23,10 +23,11 @@ from rft_platform.online.releases.commands import ReleaseCommands, ServableVersi
 from rft_platform.online.releases.store import ReleaseStore
 from rft_platform.online.traffic.alerts import Watch, traffic_figures
 from rft_platform.online.traffic.database import open_database
-from rft_platform.online.traffic.history import traffic_history
+from rft_platform.online.traffic.history import first_call, traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.preferences import PreferenceStore
 from rft_platform.online.traffic.reader import TrafficReader
+from rft_platform.online.traffic.round_rows import RoundRule
 from rft_platform.online.traffic.store import TrafficStore
 from rft_platform.online.traffic.writer import TrafficWriter
 from rft_platform.openai_api.errors import ApiError
@@ -61,7 +62,8 @@ class Site:
             project="shop/helper", releases=self.commands, preferences=self.preferences, traffic=self.traffic,
             writer=writer, reader=reader, tenant_of=self._tenant,
             progress=lambda: Progress("Last round: r0003 published version 24, mean reward 0.7.", waiting, (FAILING,)),
-            watch=lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS), history=partial(traffic_history, engine),
+            watch=lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS),
+            history=partial(traffic_history, engine), first_call=partial(first_call, engine),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
         app = build_app(gateway, writer, reader, CommitRule(), pages=page_routes(data))
@@ -149,6 +151,9 @@ def test_the_status_page_is_live(site, tab) -> None:
     assert [each.split("\n") for each in numbers] == [
         ["4", "wait for feedback"], ["2", "labelled"], ["0", "committed"], ["0", "consumed"],
     ]  # fmt: skip
+    versions = tab.run("[...document.querySelectorAll('[aria-label=Versions] tbody tr')].map(each => each.innerText)")
+    assert [each.split("\t")[2:] for each in versions][-2:] == [["0", "none", "2", "yes"], ["6", "1.000", "3", "yes"]]
+    assert "History of the last hour" in text
     warnings = tab.run("[...document.querySelectorAll('[role=alert] li')].map(each => each.innerText)")
     assert warnings == [FAILING, ALERTS["question_rate"]]
     assert "3 committed rows are above the share of their task, user or tenant" in text
@@ -171,8 +176,8 @@ def test_the_status_page_is_live(site, tab) -> None:
     light = tab.run(COLOUR)
     tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     tab.wait_for(f"{COLOUR} !== {json.dumps(light)}")
-    tab.run("htmx.ajax('GET', '/status/history?window=hour', '#history').then(() => 1)")
-    tab.wait_for("document.body.innerText.includes('History of the last hour')")
+    tab.run("htmx.ajax('GET', '/status/history?window=day', '#history').then(() => 1)")
+    tab.wait_for("document.body.innerText.includes('History of the last day')")
     assert len(drawn(tab)) == 4, "charts that the page replaces are drawn again, and the earlier ones removed"
     tab.run("[...document.querySelectorAll('[aria-label=Window] a')].find(each => each.innerText === 'week').click()")
     tab.wait_for("document.body?.innerText.includes('History of the last week')")
@@ -254,6 +259,17 @@ def test_the_status_page_names_the_reason_why_released_versions_do_not_serve(tmp
         site.close()
 
 
+def test_the_status_page_shows_rows_that_no_round_trains_on(site) -> None:
+    page = httpx.get(f"{site.url}/status", trust_env=False).text
+    assert "stale" not in page and "untrainable" not in page
+    site.traffic.commit()
+    site.traffic.settle(1, RoundRule(oldest_version=25))
+    site.traffic.record([NewCall("greedy", 0, {"messages": []}, 24, 10, time.time(), trainable=False)])
+    page = httpx.get(f"{site.url}/status", trust_env=False).text
+    assert "<strong>2</strong>stale" in page and "<strong>1</strong>untrainable" in page
+    assert "2 of 2 committed rows became stale before a training could take them: raise buffer.train" in page
+
+
 def test_characters_that_reorder_text_are_written_out(site) -> None:
     messages = [{"role": "user", "content": "pay \u202e001 \u2066to\u2069 <Ünal>"}]
     site.traffic.record(
@@ -267,8 +283,7 @@ def test_characters_that_reorder_text_are_written_out(site) -> None:
 
 def test_a_sentence_with_a_semicolon_stays_one_line(tmp_path) -> None:
     sentences = ["an alert is open; `rft models resume` continues the training", "next: explore r0004"]
-    config, home, store = SimpleNamespace(mode="both"), SimpleNamespace(logs=tmp_path), SimpleNamespace(rounds=list)
-    project: Any = SimpleNamespace(config=config, home=home, store=store)
+    project: Any = SimpleNamespace(home=SimpleNamespace(logs=tmp_path), store=SimpleNamespace(rounds=list))
     assert ProjectProgress(project, lambda _: sentences)().waiting == tuple(sentences)
 
 

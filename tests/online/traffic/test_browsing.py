@@ -1,4 +1,4 @@
-"""Find recorded calls by metric, tag, version, key and time, and make a dataset of them."""
+"""Find recorded calls by metric, tag, version, state, key and time, and make a dataset of them."""
 
 import pytest
 from sqlalchemy import Engine
@@ -30,6 +30,7 @@ def engine(database_url: str) -> Engine:
         (CallSearch(tag="team=sales"), ["m0"]),
         (CallSearch(tag="team=sales' OR 1=1"), []),
         (CallSearch(version=16), ["m3", "m2"]),
+        (CallSearch(state="labelled"), ["m1", "m0"]),
         (CallSearch(key="bar"), ["m3"]),
         (CallSearch(since=START + 60, until=START + 120), ["m2", "m1"]),
         (CallSearch(metric="helpful", tag="team", version=8), ["m1"]),

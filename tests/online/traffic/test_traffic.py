@@ -19,7 +19,13 @@ from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.erasure import Person, TrafficErasure
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.round_rows import RoundRule, rows_of_traffic
-from rft_platform.online.traffic.store import CommitResult, FeedbackResult, ReusedFeedbackIdError, TrafficStore
+from rft_platform.online.traffic.store import (
+    CommitResult,
+    FeedbackResult,
+    ReusedFeedbackIdError,
+    TrafficStore,
+    many_stale,
+)
 
 RECORDED = {
     "msg_id": "a", "policy_version": 3, "prompt_ids": [1], "response_ids": [2], "rollout_logprobs": [-0.5],
@@ -258,9 +264,10 @@ def test_rows_above_the_share_become_stale_like_others_and_tenants_have_subjects
             store.give_feedback(feedback(f"{tenant}{number}", f"{tenant}{number}", tenant=tenant))
     store.commit()
     rule = RoundRule(most_rows=4, subject_share=0.25)
-    assert {row.tenant for row in store.settle(1, rule)} == {"shop", "bank"}
+    assert {row.tenant for row in store.settle(1, rule)} == {"shop", "bank"} and many_stale(store.counts()) is None
     assert store.settle(2, RoundRule(most_rows=4, subject_share=0.25, oldest_version=4)) == []
     assert store.counts()["stale"] == 2
+    assert "2 of 4 committed rows became stale" in str(many_stale(store.counts()))
 
 
 def test_a_task_above_a_share_is_left_out_as_a_whole(store) -> None:

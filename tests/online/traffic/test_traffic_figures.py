@@ -11,7 +11,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.observability.alert_channels import COMMAND
 from rft_platform.online.project import project_in
-from rft_platform.online.traffic.alerts import ActionFigures, TrafficWatch, traffic_figures
+from rft_platform.online.traffic.alerts import CallFigures, TrafficWatch, traffic_figures
 from rft_platform.online.traffic.database import open_database
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback, action_of
 from rft_platform.online.traffic.project_traffic import traffic_database, traffic_store
@@ -94,10 +94,11 @@ def test_figures_of_the_newest_calls(database_url) -> None:
     found = traffic_figures(engine, NOW - 100, {})
     assert (found.calls, found.labelled, found.label_rate) == (10, 8, 0.8)
     assert found.actions == {
-        "tool_valid": ActionFigures(6, 6, 1.0),
-        "tool_invalid": ActionFigures(2, 2, 0.5),
-        "question": ActionFigures(2, 0, None),
+        "tool_valid": CallFigures(6, 6, 1.0),
+        "tool_invalid": CallFigures(2, 2, 0.5),
+        "question": CallFigures(2, 0, None),
     }
+    assert found.by_version == {0: CallFigures(10, 8, 0.875)}
     assert (found.rate("answer"), found.reward("answer")) == (0.0, None)
     assert found.label_delay_s == (10.0, 10.0)
     assert found.served_delay_s is None
@@ -122,7 +123,7 @@ def test_figures_read_no_texts_and_only_the_newest_calls(tmp_path, monkeypatch) 
     monkeypatch.setattr("rft_platform.online.traffic.alerts._MOST", 9)
     assert traffic_figures(engine, 0.0, {1: 0}).calls == 10
     selects = [(text, values) for text, values in statements if text.startswith("SELECT")]
-    assert len(selects) == 5
+    assert len(selects) == 6
     with engine.connect() as connection:
         for text, values in selects:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all()

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from rft_platform.online.pages.history import history_charts
+from rft_platform.online.pages.history import history_charts, shortest_window
 from rft_platform.online.traffic import history
 from rft_platform.online.traffic.database import open_database
-from rft_platform.online.traffic.history import traffic_history
+from rft_platform.online.traffic.history import Interval, first_call, traffic_history
 from rft_platform.online.traffic.incoming import NewCall, NewFeedback
 from rft_platform.online.traffic.store import TrafficStore
 
@@ -65,6 +65,22 @@ def test_the_charts_leave_gaps_out_and_share_the_calls_among_versions(engine: An
     title, chart = history_charts(traffic_history(engine, START + 300, START + 400, 2))[0]
     assert title == "Success" and not chart.shown
     assert history_charts([]) == []
+
+
+def test_the_serving_and_the_newest_version_are_always_drawn() -> None:
+    history = [Interval(0.0, 60.0, {None: 90, 8: 80, 16: 70, 24: 5, 32: 5})]
+    shown = dict(history_charts(history, 24))["Versions"].shown
+    assert {each.name: each.values for each in shown} == {
+        "version 24": [0.02], "version 32": [0.02], "base model": [0.36], "others": [0.6],
+    }  # fmt: skip
+    assert dict(history_charts(history, 40))["Versions"].shown[0].name == "version 32"
+
+
+def test_the_shortest_window_covers_the_first_call(engine: Any) -> None:
+    assert first_call(engine) == START + 10
+    ages = {60.0: "hour", 7200.0: "day", 90_000.0: "week", 10**6: "week"}
+    assert {age: shortest_window(START, START + age) for age in ages} == ages
+    assert shortest_window(None, START) == "hour"
 
 
 def test_only_the_newest_calls_are_counted_and_few_texts_are_read(
