@@ -26,6 +26,7 @@ _RUN_KEY_TAG = "dagster/run_key"
 # never trained again. If exploration leads training by N rounds, N more rounds are read; each may have been repeated.
 # All successes of evaluations are read, because any round may be evaluated again (mode bench).
 _RECENT = 16
+_TIMED = 1000  # newest launches whose seconds are read: about 500 rounds
 _ANY_ROUND = "evaluate"
 #: Causes of runs that ended without a recorded cause.
 _SILENT = {
@@ -69,14 +70,14 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0, names: Dagste
 
 
 def run_seconds(instance: dg.DagsterInstance) -> dict[str, tuple[int, float]]:
-    """Round and seconds (creation to end) of each successful launch, by run id; without repeated evaluations."""
+    """Round and seconds (creation to end) of the newest successful launches, by run id; no repeated evaluations."""
     kinds = {job: kind for job, kind in kinds_by_job(PLAIN_NAMES).items() if kind != _ANY_ROUND}
     return {
         record.dagster_run.run_id: (
             _key(record.dagster_run, kinds)[1],
             record.end_time - record.create_timestamp.timestamp(),
         )
-        for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]))
+        for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]), limit=_TIMED)
         if record.end_time is not None and _is_launch(record.dagster_run, kinds)
     }
 
