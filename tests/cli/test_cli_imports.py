@@ -20,13 +20,17 @@ def test_the_report_of_an_import_names_datasets_and_skipped_traces(rft: Rft, hom
     said = rft("import", str(export), "--format", "langsmith")
     assert said.exit_code == 0, said.output
     lines = said.output.splitlines()
-    assert lines[0] == "18 traces imported as 'june-2026': 12 tasks, 15 demonstrations, 6 preferences"
-    assert lines[1] == "2 traces or records were skipped"
+    assert lines[0] == "18 traces imported as 'june-2026': 12 tasks, 15 demonstrations, 6 preference pairs"
+    assert lines[1] == "traces or records skipped: 2"
     assert lines[2].startswith("  June 2026.jsonl:52: Expecting value")
     assert lines[3] == "  \\x1b]0;title\\x07: has feedback, and no run"
     assert f"demonstrations: {home.imports / 'demonstrations'}" in lines
     again = rft("import", str(export), "--format", "langsmith", "--name", "again", "--json")
     assert json.loads(again.stdout)["known"] == {"june-2026": 18}
+    one = tmp_path / "one.jsonl"
+    one.write_text((EXPORTS / "langfuse-traces.jsonl").read_text().splitlines()[0])
+    said = rft("import", str(one), "--format", "langfuse")
+    assert said.output.startswith("1 trace imported as 'one': 1 task, 1 demonstration, 0 preference pairs\n")
 
 
 def test_a_default_name_replaces_no_import_of_another_source(

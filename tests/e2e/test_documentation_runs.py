@@ -26,7 +26,7 @@ from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySp
 from rft_platform.rollout.workflows.chat_models import framework_models
 from rft_platform.tasks.task import Task
 from tests.experience.samples import rollouts
-from tests.house.documentation_blocks import block
+from tests.house.documentation_blocks import REPOSITORY, block
 from tests.online.gateway.test_service import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -210,8 +210,12 @@ def test_tune(folder: Path, tiny_model: Path) -> None:
     for printed, value in smaller.items():
         assert printed in code
         code = code.replace(printed, value)
-    (folder / "main.py").write_text(code)
-    assert "global_step_" in _shell("python main.py", folder)
+    table = 'pandas.json_normalize(result.to_json()["history"])'
+    assert f"`{table}`" in (REPOSITORY / "docs" / "tune.md").read_text()
+    (folder / "main.py").write_text(f"{code}\n    import pandas\n    print(*{table}.columns)\n")
+    printed = _shell("python main.py", folder)
+    assert "global_step_" in printed
+    assert {"round", "reward", "metrics.loss", "eval.greedy_pass"} <= set(printed.split())
 
 
 def test_commands_of_the_guide(folder: Path) -> None:

@@ -46,7 +46,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=name_of)
 def test_links_resolve(page: Path) -> None:
     broken = []
     for target in LINK.findall(page.read_text(encoding="utf-8")):
@@ -128,18 +128,19 @@ def test_targets_of_make_exist(page: Path) -> None:
 def test_paths_of_the_repository_exist(page: Path) -> None:
     """A path in code that begins with a folder of the repository; ``*`` and ``NAME`` stand for anything.
 
-    A path of a module may also begin with a folder of the package or of the tests.
+    A path of a module may also begin with a folder of the package, and one of a test file with a folder of the tests.
     """
     path = re.compile(rf"(?:{'|'.join(_folders(REPOSITORY))})/[\w.*/-]*")
-    module = re.compile(rf"(?:{'|'.join(_folders(PACKAGE))})/[\w/]+\.py")
-    roots = (PACKAGE, REPOSITORY / "tests")
+    module = re.compile(rf"((?:{'|'.join(_folders(PACKAGE))})/[\w/]+\.py|[\w/]+/test_\w+\.py)(?:::.*)?")
+    roots = (PACKAGE, REPOSITORY / "tests", REPOSITORY)
     codes = set(CODE.findall(page.read_text(encoding="utf-8")))
     missing = {
         name
         for name in codes
         if path.fullmatch(name) and not any(REPOSITORY.glob(name.replace("NAME", "*").rstrip("/")))
     }
-    missing |= {name for name in codes if module.fullmatch(name) and not any((root / name).is_file() for root in roots)}
+    modules = {found[1] for name in codes if (found := module.fullmatch(name))}
+    missing |= {name for name in modules if not any((root / name).is_file() for root in roots)}
     assert not missing - MADE
 
 

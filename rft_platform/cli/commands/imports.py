@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rft_platform.traces.imports import ImportReport
 
 _FORMATS = "langfuse, langsmith, mlflow or otel"
+_NOUNS = {"tasks": "task", "demonstrations": "demonstration", "preferences": "preference pair"}
 
 
 def import_traces(
@@ -140,17 +141,20 @@ def _tell_dagster(home: "Home") -> None:
 
 def _lines(report: "ImportReport", home: "Home") -> list[str]:
     """What was imported, what was left out and why, and where the datasets are."""
-    rows = ", ".join(f"{count:,} {kind}" for kind, count in report.rows.items())
-    lines = [f"{report.imported:,} traces imported as {report.name!r}: {rows}"]
-    lines += [f"{count:,} traces are in the import {name!r} already" for name, count in report.known.items()]
-    counted = {
-        "traces were forgotten by `rft forget` and are not imported": report.forgotten,
-        "traces occur twice in the source": report.repeated,
-        "traces were changed by the redaction": report.redacted,
-        "traces or records were skipped": report.bad,
+    rows = ", ".join(_number(count, _NOUNS[kind]) for kind, count in report.rows.items())
+    lines = [f"{_number(report.imported, 'trace')} imported as {report.name!r}: {rows}"]
+    counted = {f"traces that the import {name!r} has already": count for name, count in report.known.items()} | {
+        "traces that `rft forget` erased, not imported again": report.forgotten,
+        "further records of a trace in the source": report.repeated,
+        "traces that the redaction changed": report.redacted,
+        "traces or records skipped": report.bad,
     }
-    lines += [f"{count:,} {what}" for what, count in counted.items() if count]
+    lines += [f"{what}: {count:,}" for what, count in counted.items() if count]
     lines += [f"  {bad.trace_id}: {bad.reason}" for bad in report.bad_traces]
     if report.score is None and report.scores:
         lines.append(f"no score compared answers: name one by --score ({', '.join(report.scores)})")
     return [*lines, *(f"{kind}: {home.imports / kind}" for kind, count in report.rows.items() if count)]
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun if count == 1 else f'{noun}s'}"
