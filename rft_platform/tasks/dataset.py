@@ -161,8 +161,8 @@ def _advice(name: str, column: str, columns: Sequence[str], section: str | None)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell is empty: None or blank text."""
-    return value is None or (isinstance(value, str) and not value.strip())
+    """Whether a cell is empty: None, NaN or blank text."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def _identity(where: str, row: dict[str, Any]) -> str:
