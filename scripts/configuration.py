@@ -37,9 +37,10 @@ A configuration file of Trinity-RFT loads as it is. Keys that are not listed abo
 line in the plan that says what takes their place, or refused with the reason. `[]` stands for each entry of a list; the
 keys of `taskset` hold for `tasksets[]` and `eval_tasksets[]`, too.
 
-If a file has such a key or name, some keys that it leaves out have the default of Trinity-RFT, and the plan has a line
-for each: `algorithm.algorithm_type` ppo, `algorithm.optimizer.weight_decay` 0.01, `buffer.batch_size` 1, and of a
-taskset `format.prompt_key` prompt and `format.response_key` response.
+If a file has such a key or name, other than null and the `name` of an adapter, some keys that it leaves out have the
+default of Trinity-RFT, and the plan has a line for each: `algorithm.algorithm_type` ppo,
+`algorithm.optimizer.weight_decay` 0.01, `buffer.batch_size` 1, and of a taskset `format.prompt_key` prompt and
+`format.response_key` response.
 
 `stages` of one supervised fine-tuning and one training after it are one project: the first is its `warm_start`.
 A file for Tinker trains a LoRA adapter on this machine. For `on_policy_distill` and `jsd` (here `gkd`), the first of

@@ -112,19 +112,25 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     steps: list[StepEvent] = []
 
     def on_step(event: StepEvent) -> None:
-        if steps and steps[-1].reported_before and not event.reported_before:
-            announce(f"{key} training: continues after step {steps[-1].step}")
-        steps.append(event)
         done = event.step - training.request.counts_from
-        watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
-        report(f"{key} training", done, max(training.total_steps, done), **watched)
+        total = max(training.total_steps, done)
+        if steps and steps[-1].reported_before and not event.reported_before:
+            announce(f"{key} training: continues after step {done - 1} of {total}")
+        steps.append(event)
+        if not event.reported_before:
+            watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
+            report(f"{key} training", done, total, **watched)
+
+    def on_repeat(count: int, trainings: int) -> None:
+        earlier = "an earlier training" if trainings == 1 else f"{trainings} earlier trainings"
+        announce(f"{key} training: repeats {count} steps of {earlier}, whose trainer state was not saved")
 
     report(f"{key} training", 0, max(training.total_steps, 1))
     free_gpus(project)
     with ExitStack() as weights:
         for policy in training.reads:
             weights.enter_context(repair_on_failure(project, policy))
-        result = trainer.train(training.request, on_step)
+        result = trainer.train(training.request, on_step, on_repeat)
     started, steps = perf_counter(), [replace(event, reported_before=False) for event in steps]
     if too_long := int(result.metrics.get("rows_too_long", 0)):
         LOG.warning("%s: %d rows longer than max_model_len are left out of the training", key, too_long)

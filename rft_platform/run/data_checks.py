@@ -32,13 +32,31 @@ def task_problems(project: Project) -> Iterator[Finding]:
     from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow
 
     inputs = project.config.buffer.explorer_input
-    if inputs.explored:
-        yield from raised(check_selector, project)  # also reads the tasks
-    yield from raised(lambda: project.eval_tasks)
+    unread = list(raised(check_selector, project)) if inputs.explored else []  # also reads the tasks
+    unread += raised(lambda: project.eval_tasks)
+    yield from unread
     for key, taskset in inputs.every.items():
         yield from raised(check_workflow, project, taskset, key=f"{key}.workflow")
         yield from raised(check_judge, project, taskset, key=f"{key}.judge")
-        yield from raised(_check_prompt_lengths, project, taskset, key=f"{key}.path")
+        if unread:
+            yield from _columns_by_default(project, key, taskset)
+        else:
+            yield from raised(_check_prompt_lengths, project, taskset, key=f"{key}.path")
+
+
+def _columns_by_default(project: Project, key: str, taskset: "Taskset") -> Iterator[Finding]:
+    """Why a column is expected that a dataset lacks, if its name is another system's default."""
+    from rft_platform.tasks.dataset import MissingColumnsError
+
+    lines = [line for line in project.config.notices if line.startswith(f"{key}.format.")]
+    try:
+        if lines:
+            load_taskset(taskset)
+    except MissingColumnsError as problem:
+        for name in problem.keys:
+            yield from (error(line) for line in lines if line.startswith(f"{key}.format.{name} is not set"))
+    except UserError:
+        return  # another check reports it
 
 
 def prompt_problems(project: Project) -> Iterator[Finding]:

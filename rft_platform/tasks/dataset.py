@@ -22,6 +22,14 @@ LISTED = 10  # rows listed in a report
 _MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
 
 
+class MissingColumnsError(UserError):
+    """A dataset lacks columns; ``keys`` are the keys of ``format`` that name them."""
+
+    def __init__(self, message: str, keys: Iterable[str]) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+
 @dataclass(slots=True)
 class DatasetReport:
     """Counts of read and dropped rows. Rows are named FILE:LINE, or FILE:NUMBER (from 1) if the file is not text."""
@@ -136,8 +144,8 @@ def _require(report: DatasetReport, settings: Mapping[str, str], section: str | 
     if missing:
         absent = " and no column ".join(map(repr, missing.values()))
         advice = "; set ".join(_advice(name, column, report.columns, section) for name, column in missing.items())
-        raise UserError(
-            f"{report.source}: no column {absent}; the columns are {', '.join(report.columns)}. Set {advice}"
+        raise MissingColumnsError(
+            f"{report.source}: no column {absent}; the columns are {', '.join(report.columns)}. Set {advice}", missing
         )
     if kept == 0:
         raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(settings.values())}")
@@ -153,8 +161,8 @@ def _advice(name: str, column: str, columns: Sequence[str], section: str | None)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell is empty: None or blank text."""
-    return value is None or (isinstance(value, str) and not value.strip())
+    """Whether a cell is empty: None, NaN or blank text."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def _identity(where: str, row: dict[str, Any]) -> str:

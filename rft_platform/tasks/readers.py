@@ -176,22 +176,18 @@ def _read_csv(path: Path) -> Iterator[NumberedRow]:
     """
     import pandas as pd
 
-    lines = list(_csv_lines(path))
-    if not lines:
+    rows = list(_csv_rows(path))
+    if not rows:
         return
-    frame = pd.read_csv(
-        path, encoding="utf-8-sig", index_col=False, dtype=str, keep_default_na=False, na_values=[""]
-    ).astype(object)
-    if len(frame) != len(lines):
-        raise UserError(f"{path}: has {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)} rows")
-    columns = {str(name): _converted(frame.iloc[:, at]) for at, name in enumerate(frame)}
-    for number, *cells in zip(lines, *columns.values(), strict=True):
+    names = map(str, pd.read_csv(path, encoding="utf-8-sig", index_col=False, nrows=0))  # distinct and not empty
+    columns = dict(zip(names, map(_converted, zip(*(row for _, row in rows), strict=True)), strict=True))
+    for (number, _), *cells in zip(rows, *columns.values(), strict=True):
         yield number, dict(zip(columns, cells, strict=True))
 
 
-def _converted(cells: Iterable[Any]) -> list[Any]:
-    """The cells of a CSV column: all numbers, all booleans, or text; None for the missing ones, which are not text."""
-    texts = [cell if isinstance(cell, str) else None for cell in cells]
+def _converted(cells: Iterable[str]) -> list[Any]:
+    """The cells of a CSV column: all numbers, all booleans, or text; None for the empty ones."""
+    texts = [cell or None for cell in cells]
     for convert in (_number, {"True": True, "False": False}.get):
         values = [None if text is None else convert(text) for text in texts]
         if [value is None for value in values] == [text is None for text in texts]:
@@ -211,17 +207,20 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _csv_lines(path: Path) -> Iterator[int]:
-    """The number of the last line of each row; UserError for a row with too many or too few fields."""
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number of the last line of each row, and its cells; UserError for a row with too many or too few of them."""
     with path.open(encoding="utf-8-sig", newline="") as stream, _long_fields():
-        reader = csv.DictReader(stream, strict=True)
+        reader, read = csv.reader(stream, strict=True), 0
         try:
-            for row in reader:
-                if None in row or None in row.values():
-                    raise UserError(f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields")
-                yield reader.line_num
+            names = next((row for row in reader if len(row) > 1 or "".join(row).strip()), [])
+            read = reader.line_num
+            for row in filter(None, reader):
+                if len(row) != len(names):
+                    raise UserError(f"{path}, line {reader.line_num}: expected {len(names)} fields")
+                read = reader.line_num
+                yield read, row
         except csv.Error as error:
-            raise UserError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from None
+            raise UserError(f"{path}, after line {read}: not valid CSV: {error}") from None
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rft_platform.tasks.messages import NOT_JSON
 from rft_platform.tasks.readers import NumberedRow, SplitPart, plain, read_rows, split_files, split_parts
 from rft_platform.tasks.reasoning_gym import GymSource
 
+LOG = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -45,11 +46,14 @@ def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[Numbere
     try:
         import datasets
         from datasets.exceptions import DatasetsError
+        from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError:
         raise UserError(
             f"dataset {name!r} is neither a file nor a folder here, and reading it by its Hugging Face name needs "
             "the package datasets: pip install datasets"
         ) from None
+    if not Path(HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}").exists():
+        LOG.warning("dataset %r is neither a file nor a folder here: asking Hugging Face for it", name)
     try:
         with without_hub_messages():
             dataset = datasets.load_dataset(name, subset_name, split=split)

@@ -3,7 +3,7 @@
 Events travel as JSON objects, one per line (``service/command_server.py``). Does not import torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -121,6 +121,10 @@ class StepEvent:
     step: int  # global optimiser step after the update
     metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
     reported_before: bool = field(default=False, compare=False)  # by a trainer that was killed later
+
+
+#: Called with the number of steps, and of the trainings that have them, before a trainer repeats these trainings.
+OnRepeat = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,16 @@ def test_what_cannot_start_is_refused(
     assert expected in refused(rft("run", "--config", write_config(**sections), "--dry-run"), home)
 
 
+def test_a_column_by_a_default_of_another_system_is_explained(home: Home, write_config: WriteConfig, rft: Rft) -> None:
+    line = refused(rft("run", "--config", write_config(trainer={"use_dynamic_bsz": True}), "--dry-run"), home)
+    assert "train.jsonl: no column 'prompt' and no column 'response'; the columns are question, answer" in line
+    for key, column in (("prompt_key", "prompt"), ("response_key", "response")):
+        assert (
+            f"buffer.explorer_input.taskset.format.{key} is not set: it is {column}, the default of Trinity-RFT, taken "
+            "because the file has trainer.use_dynamic_bsz"
+        ) in line
+
+
 def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
     home: Home, write_config: WriteConfig, rft: Rft, tmp_path: Path, tiny_model: Path
 ) -> None:

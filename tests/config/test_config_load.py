@@ -1,5 +1,6 @@
 """Loading: printed files parse, faults are one line each, paths resolve, dumps load back equal."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def test_the_examples_load(name: str) -> None:
     config = load_config(EXAMPLES / name)
     assert config.buffer.explorer_input.taskset is not None
     assert config.buffer.explorer_input.taskset.path == "openai/gsm8k"
+
+
+@pytest.mark.parametrize("name", ["sft.yaml", "dpo.yaml", "distill.yaml"])
+def test_models_of_offline_examples_are_folders_also_before_these_exist(name: str, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / name, tmp_path)
+    model = load_config(tmp_path / name).model.model_path
+    assert Path(model).is_relative_to(tmp_path / "tiny")
 
 
 def test_documented_defaults() -> None:

@@ -305,10 +305,28 @@ def test_what_a_foreign_file_leaves_out_has_the_default_of_the_other_system(tmp_
     assert (config.buffer.batch_size, form.prompt_key, form.response_key) == (1, "prompt", "response")
     assert config.warm_start is not None
     assert (config.warm_start.optimizer.lr, config.warm_start.optimizer.weight_decay) == (1e-5, 0.01)
-    assert "algorithm.algorithm_type is not set: it is ppo, the default of Trinity-RFT, which differs" in str(
-        config.notices
-    )
+    said = "algorithm_type is not set: it is ppo, the default of Trinity-RFT, taken because the file has stages[0]."
+    assert said in str(config.notices)
     assert sum("is not set: it is" in line for line in config.notices) == 6
+
+
+@pytest.mark.parametrize("adapter", [{"name": "l"}, {"path": None}, {"name": None}])
+def test_the_name_of_an_adapter_and_empty_keys_are_no_signs_of_a_foreign_file(
+    tmp_path: Path, adapter: dict[str, Any]
+) -> None:
+    keys = {"model__lora_configs": [{"lora_rank": 8, **adapter}], "trainer__grad_clip": None, **with_taskset()}
+    taskset = loaded(tmp_path, **keys).buffer.explorer_input.taskset
+    foreign = loaded(tmp_path, **keys, trainer__use_dynamic_bsz=True).buffer.explorer_input.taskset
+    assert taskset is not None and taskset.format.prompt_key == "question"
+    assert foreign is not None and foreign.format.prompt_key == "prompt"
+
+
+def test_the_notice_of_a_default_names_the_key_or_the_value_that_another_system_has(tmp_path: Path) -> None:
+    assert "taken because the file has trainer.use_dynamic_bsz'" in str(
+        loaded(tmp_path, trainer__use_dynamic_bsz=True).notices
+    )
+    named = loaded(tmp_path, **with_taskset(workflow="math_workflow")).notices
+    assert "taken because the file has buffer.explorer_input.taskset.workflow math_workflow'" in str(named)
 
 
 def test_what_a_foreign_file_sets_is_kept(tmp_path: Path) -> None:

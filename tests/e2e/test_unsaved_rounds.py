@@ -56,8 +56,9 @@ def test_a_trainer_killed_after_three_unsaved_rounds_repeats_the_same_weights(ma
     trainer = psutil.Process(lease.pid)
     trainer.kill()
     assert wait_until_ended([trainer], 10) == []
-    skipping.rft("run", "--config", str(skipping.config))
+    continued = skipping.rft("run", "--config", str(skipping.config))
 
+    assert "r0004 training: repeats 6 steps of 3 earlier trainings" in continued.stdout + continued.stderr
     log = (skipping.home / "logs" / "trainer.log").read_text()
     assert log.count("repeating its training") == 3 and "weights of the repeated training differ" not in log
     for number in range(1, 5):

@@ -8,36 +8,43 @@ from pathlib import Path
 import pytest
 
 from rft_platform.algorithms.spec import AlgorithmSpec, OptimizerSpec
+from rft_platform.common import progress
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.canary import Canary
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import Policy, read
 from rft_platform.rounds.train import Training, run_training
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import OnRepeat, StepEvent, TrainRequest, TrainResult
 
 
 class Resumed:
-    """Answers as a trainer that goes on after step 2."""
+    """Answers as a trainer that repeats two trainings and goes on after step 2 of the third."""
 
-    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
-        for step in (1, 2, 3, 4):
-            on_step(StepEvent(step, {"loss": 1.0}, reported_before=step <= 2))
-        return TrainResult("folder", 4, "digest", 4, {"rows_too_long": 3.0}, {}, 0.0)
+    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None], on_repeat: OnRepeat) -> TrainResult:
+        on_repeat(10, 2)
+        for step in (11, 12, 13, 14):
+            on_step(StepEvent(step, {"loss": 1.0}, reported_before=step <= 12))
+        return TrainResult("folder", 14, "digest", 4, {"rows_too_long": 3.0}, {}, 0.0)
 
 
-def test_the_step_at_which_a_training_continues_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 0, "digest", round=0)
-    request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
+def test_repeated_trainings_and_the_step_at_which_a_training_continues_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_EVERY_S", 0.0)
+    project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 10, "digest", round=2)
+    request = TrainRequest("parent", 10, "out", AlgorithmSpec(), OptimizerSpec())
     with caplog.at_level(logging.INFO):
-        _, trained = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
+        _, trained = run_training(project, Resumed(), Training(request, parent, 3, 4, (), list))  # type: ignore[arg-type]
     assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
-        "r0001 training: continues after step 2"
+        "r0003 training: repeats 10 steps of 2 earlier trainings, whose trainer state was not saved",
+        "r0003 training: continues after step 2 of 4",
     ]
-    assert "r0001: 3 rows longer than max_model_len are left out" in caplog.text
+    assert [record.progress.done for record in caplog.records if hasattr(record, "progress")] == [0, 3, 4]
+    assert "r0003: 3 rows longer than max_model_len are left out" in caplog.text
     steps = trained.step_events
-    assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.reported_before for step in steps)
-    stored = read(project.store, 1).trained()
+    assert [step.step for step in steps] == [11, 12, 13, 14] and not any(step.reported_before for step in steps)
+    stored = read(project.store, 3).trained()
     assert stored is not None and stored.step_events == steps
 
 
@@ -45,7 +52,7 @@ def test_a_training_without_steps_publishes_the_parent_with_its_model_version(tm
     class Idle:
         """Answers as a trainer that finds no row with a gradient."""
 
-        def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
+        def train(self, request: TrainRequest, *_: object) -> TrainResult:
             return TrainResult(folder, 8, "digest", 0, {}, {}, 0.0)
 
     folder = str(tmp_path / "checkpoints" / "parent")

@@ -56,7 +56,7 @@ from rft_platform.rounds.round import Round
 from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.train import train_request
 from rft_platform.run.round_lines import describe_round, round_line
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import OnRepeat, StepEvent, TrainRequest, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.support.records import trained
 from tests.training.conftest import make_round
@@ -384,7 +384,7 @@ class KilledAt:
     def __init__(self, trainer: TrainerClient, step: int) -> None:
         self._trainer, self._step = trainer, step
 
-    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
+    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None], on_repeat: OnRepeat) -> TrainResult:
         pid = self._trainer.status()["pid"]
 
         def kill(event: StepEvent) -> None:
@@ -392,7 +392,7 @@ class KilledAt:
             if event.step == self._step:
                 os.kill(pid, signal.SIGKILL)
 
-        return self._trainer.train(request, kill)
+        return self._trainer.train(request, kill, on_repeat)
 
 
 @pytest.fixture

@@ -112,6 +112,24 @@ def test_answers_of_a_csv_file_keep_their_text(tmp_path: Path, cells: list[str],
     assert [task.answer for task in load_tasks(str(path)).tasks] == [cell for cell in cells if cell.strip()]
 
 
+@pytest.mark.parametrize(("column", "more"), [("question", ""), ("question,answer", ",1")])
+def test_blank_cells_of_a_csv_file_are_counted_and_empty_lines_are_skipped(
+    tmp_path: Path, column: str, more: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f'{column}\na{more}\n   {more}\n\n""{more}\n"b\n \nc"{more}\n\n')
+    dataset = load_tasks(str(path), response_key="answer" if more else None)
+    assert [task.prompt for task in dataset.tasks] == ["a", "b\n \nc"]
+    assert dataset.report.rows == 4 and dataset.report.dropped_rows == {"empty": ["t.csv:3", "t.csv:5"]}
+
+
+def test_nan_counts_as_empty(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": float("nan")}, {"question": "b", "answer": 1.5}]
+    for path in (write_jsonl(tmp_path / "t.jsonl", rows), write_parquet(tmp_path / "t.parquet", rows)):
+        dataset = load_tasks(str(path))
+        assert [task.answer for task in dataset.tasks] == ["1.5"] and dataset.report.dropped == {"empty": 1}
+
+
 def test_a_long_cell_of_a_csv_file_is_read(tmp_path: Path) -> None:
     before = csv.field_size_limit()
     path = write_csv(tmp_path / "t.csv", [{"question": "q", "answer": "x" * 200_000}])
@@ -262,6 +280,7 @@ def test_a_hub_that_does_not_answer_is_one_error_without_other_lines(
     with pytest.raises(UserError, match=r"'nobody/nothing'.*could not be read from Hugging Face"):
         load_tasks("nobody/nothing")
     assert waits, "requests were repeated"
+    assert "'nobody/nothing' is neither a file nor a folder here: asking Hugging Face for it" in caplog.text
     assert [record.name for record in caplog.records if record.name.startswith(("huggingface", "datasets"))] == []
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("huggingface_hub").level == before

@@ -176,6 +176,8 @@ def test_mlflow_loads_a_trained_adapter_over_its_base_model(session, round_reque
 
         pipeline = mlflow.transformers.load_model(str(folder))
     assert pipeline.model.peft_config["default"].r == LORA.rank
+    modules = read_json(Path(result.checkpoint) / "adapter_config.json")["target_modules"]
+    assert len(modules) > 3 and modules == sorted(modules)
     trained = load_file(folder / "adapter_model.safetensors")
     loaded = {name.replace(".default", ""): weight for name, weight in pipeline.model.state_dict().items()}
     assert trained and all(np.array_equal(loaded[name].numpy(), weight) for name, weight in trained.items())

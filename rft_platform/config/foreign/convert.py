@@ -328,12 +328,36 @@ def convert(data: Data, source: str, *, own_functions: bool = False) -> tuple[Da
         notices += convert_tasksets(converted, own_functions)
         unsaid = list(default_kl(converted))
         notices += convert_algorithm(converted)
-        if converted != data:  # else the file is one of this platform
+        if sign_of_other_system(data, converted):
             notices += unsaid
         notices += _other_trainer(converted)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return converted, tuple(dict.fromkeys(notices))
+
+
+_NO_SIGN = "model.lora_configs[0].name"  # has no effect here, and a file of this platform may name its adapter
+
+
+def sign_of_other_system(given: Any, converted: Any, key: str = "") -> str | None:
+    """The first key of a file that its conversion removed or replaced, a replaced one with its value.
+
+    None for a file of this platform. Keys without a value do not count.
+    """
+    if given is converted or given == converted or key == _NO_SIGN or given in (None, {}, []):
+        return None
+    if parts := _parts(given, key):
+        others = _parts(converted, key)
+        return next(filter(None, (sign_of_other_system(parts[name], others.get(name), name) for name in parts)), None)
+    return key if converted is None else f"{key} {given}"
+
+
+def _parts(node: Any, key: str) -> Data:
+    """The entries of a section or list by their whole keys; none of another value."""
+    if isinstance(node, list):
+        return {f"{key}[{index}]": entry for index, entry in enumerate(node)}
+    entries = node.items() if isinstance(node, dict) else ()
+    return {f"{key}.{name}" if key else str(name): entry for name, entry in entries}
 
 
 def _on_ray(data: Data) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_platform.config.foreign.convert import INPUT, convert, tasksets
+from rft_platform.config.foreign.convert import INPUT, convert, sign_of_other_system, tasksets
 from rft_platform.config.foreign.treatments import Data, mapping_at, put, value_at
 
 _OF_TRAINING: Mapping[str, Any] = {"algorithm.algorithm_type": "ppo", "algorithm.optimizer.weight_decay": 0.01}
@@ -15,8 +15,9 @@ _OF_FORMAT: Mapping[str, Any] = {"prompt_key": "prompt", "response_key": "respon
 def convert_with_defaults(data: Data, source: str) -> tuple[Data, tuple[str, ...]]:
     """``convert``; in a file of Trinity-RFT, what is left out gets the default of Trinity-RFT. Raises UserError."""
     converted, notices = convert(data, source)
-    if converted != data:
-        notices += tuple(write_defaults(converted, staged=bool(data.get("stages"))))
+    if sign := sign_of_other_system(data, converted):
+        lines = write_defaults(converted, staged=bool(data.get("stages")))
+        notices += tuple(f"{line}, taken because the file has {sign}" for line in lines)
     return converted, notices
 
 
@@ -55,4 +56,4 @@ def _write_columns(shown: str, taskset: Data) -> Iterator[str]:
 
 
 def _line(key: str, value: Any) -> str:
-    return f"{key} is not set: it is {value}, the default of Trinity-RFT, which differs from the default here"
+    return f"{key} is not set: it is {value}, the default of Trinity-RFT"

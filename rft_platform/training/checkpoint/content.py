@@ -6,6 +6,7 @@ Each rank writes its shards; rank 0 also writes everything else.
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -222,4 +223,7 @@ def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None
 
     adapter = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
     save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    model.peft_config["default"].save_pretrained(folder)
+    config = copy(model.peft_config["default"])
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)  # the order of a set differs between processes
+    config.save_pretrained(folder)

@@ -46,6 +46,7 @@ from rft_platform.training.loop.training_run import (
     is_published,
     published_before,
     repeated_request,
+    steps_of,
     unsaved_until,
     warn_if_different,
 )
@@ -53,7 +54,7 @@ from rft_platform.training.models.loading import compute_dtype
 from rft_platform.training.models.optimizer import check_schedule
 from rft_platform.training.models.trainer_state import TrainerState
 from rft_platform.training.packed.packed_policy import score, set_longest_row, warm_up
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import OnRepeat, StepEvent, TrainRequest, TrainResult
 
 OnStep = Callable[[StepEvent], None]
 LOG = logging.getLogger(__name__)
@@ -69,21 +70,28 @@ class TrainingSession:
         self.state: TrainerState | None = None
         self._saving: StateSaving | None = None  # saves the state of the last published checkpoint
         self._cancelled: Callable[[], bool] = lambda: False  # whether the caller has cancelled the current request
+        self._on_repeat: OnRepeat = lambda steps, trainings: None
         self._planner = Planner()
         self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
         # dtypes of activations and of gradient sums; they affect the result, so they are part of a training's identity
         self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
 
-    def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
+    def train(
+        self,
+        request: TrainRequest,
+        on_step: OnStep,
+        cancelled: Callable[[], bool],
+        on_repeat: OnRepeat = lambda steps, trainings: None,
+    ) -> TrainResult:
         """Serve one training request, from its rows to the published checkpoint; each stage is one call.
 
-        ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; only rank 0's
-        result counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. After such an error in a
-        training that has started, the session holds the parent's state again. A policy's version is the number of
-        optimiser steps since the start.
+        ``on_step`` is called after every optimiser step, and ``on_repeat`` before earlier trainings are repeated.
+        ``cancelled`` is called before every step; only rank 0's result counts. Raises TrainingCancelled,
+        NonFiniteError, UserError or StorageError. After such an error in a training that has started, the session holds
+        the parent's state again. A policy's version is the number of optimiser steps since the start.
         """
         self._save_again_if_failed()
-        self._cancelled = cancelled
+        self._cancelled, self._on_repeat = cancelled, on_repeat
         watch, cpu_start = Stopwatch(), time.process_time()
         objective = build_objective(request)
 
@@ -204,6 +212,7 @@ class TrainingSession:
         cannot be repeated exactly, or if ``request`` trains another adapter or critic.
         """
         unsaved = [Path(each) for each in self.ranks.from_first(lambda: unsaved_until(folder))]
+        self._on_repeat(sum(map(steps_of, unsaved)), len(unsaved))
         for each in unsaved:  # oldest first
             self._repeat_training(each)
         state = self.state

@@ -223,6 +223,13 @@ def unsaved_until(folder: Path) -> list[str]:
     return [str(each) for each in reversed(found)]
 
 
+def steps_of(folder: Path) -> int:
+    """The number of optimiser steps of the training that made checkpoint ``folder``."""
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    return manifest.policy_version - repeated_request(folder, manifest).counts_from
+
+
 def warn_if_different(state: TrainerState, folder: Path, ranks: Ranks) -> None:
     """Log the largest difference between the weights of a repeated training and the published weights.
 

@@ -22,6 +22,7 @@ from rft_platform.training.protocol import (
     LAST_EVENTS,
     PREFIX,
     Message,
+    OnRepeat,
     StepEvent,
     TrainRequest,
     TrainResult,
@@ -55,19 +56,25 @@ class TrainerClient:
         self._http = httpx.Client(trust_env=False, verify=tls_context())
         weakref.finalize(self, self._http.close)
 
-    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
+    def train(
+        self,
+        request: TrainRequest,
+        on_step: Callable[[StepEvent], None] | None = None,
+        on_repeat: OnRepeat | None = None,
+    ) -> TrainResult:
         """Train and publish; ``on_step`` is called after every optimiser step.
 
+        ``on_repeat`` is called before the group repeats earlier trainings, whose state was not saved.
         If the group has died before, a new group is started first. Raises the error of the training, or TrainerError if
         the group dies during the training or was ended because its heartbeat stopped. The same request can then be sent
         again: the training starts from its parent.
         """
         body = {"request": asdict(request)}
         try:
-            result = self._run("train", body, on_step)
+            result = self._run("train", body, on_step, on_repeat)
         except _NotAccepted:
             self.ensure_running()
-            result = self._run("train", body, on_step)
+            result = self._run("train", body, on_step, on_repeat)
         return TrainResult(**result["result"])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -122,11 +129,19 @@ class TrainerClient:
         answer: dict[str, Any] = response.json()
         return answer
 
-    def _run(self, command: str, body: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
+    def _run(
+        self,
+        command: str,
+        body: Message,
+        on_step: Callable[[StepEvent], None] | None = None,
+        on_repeat: OnRepeat | None = None,
+    ) -> Message:
         """Queue a command and return its last event; raise its error, if any."""
         for event in self._events(command, body):
             if event["event"] == "step" and on_step is not None:
                 on_step(StepEvent(event["step"], event["metrics"], event["reported_before"]))
+            elif event["event"] == "repeat" and on_repeat is not None:
+                on_repeat(event["steps"], event["trainings"])
             last = event
         if last["event"] == "error":
             raise_error(last)

@@ -131,10 +131,13 @@ def _execute(
     def on_step(event: StepEvent) -> None:
         send({"event": "step", **asdict(event)})
 
+    def on_repeat(steps: int, trainings: int) -> None:
+        send({"event": "repeat", "steps": steps, "trainings": trainings})
+
     try:
         if command["command"] == "score":
             return {"event": "done", "logprobs": session.score(command["sequences"])}
-        result = session.train(train_request(command["request"]), on_step, cancelled)
+        result = session.train(train_request(command["request"]), on_step, cancelled, on_repeat)
         LOG.info("trained %d steps: policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
         return {"event": "done", "result": asdict(result)}
     finally:
