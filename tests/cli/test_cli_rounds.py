@@ -158,6 +158,16 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
     assert document["next"] == "finished: all 2 rounds are done"
 
 
+def test_failed_runs_are_shown(project: Project, rft: Callable[..., Result]) -> None:
+    figures = {"runs": 12, "failed": 6, "dropped_groups": 3}
+    write(project.store, 1, Explored(rows=6, seconds=4.0, tokens_per_s=1000.0, figures=figures))
+    _, first, second = json.loads(rft("rounds", "--json").stdout)["rounds"]
+    assert (first["runs"], first["failed_runs"], first["dropped_tasks"]) == (12, 6, 3)
+    assert second["failed_runs"] is None
+    assert rft("rounds").stdout.count("r0001: 6 of 12 runs failed\n") == rft("rounds").stdout.count("runs failed") == 1
+    assert describe_round(round_lines(project)[1]).endswith("champion  6 of 12 runs failed")
+
+
 def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rft: Callable[..., Result]) -> None:
     result = EvaluationResult(
         1, 1, tasks=20, tasks_digest="t", sampled_n=1, temperature=1.0, seed=1, pass_threshold=1.0,
