@@ -148,7 +148,8 @@ def test_a_round_is_news_if_the_start_is_not_evaluated(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
-    assert "seconds of rollouts" in rft("rounds", "--help").stdout
+    explained = rft("rounds", "--help").stdout
+    assert "seconds of rollouts" in explained and "reward >= 1" in explained
     table, document = rft("rounds"), json.loads(rft("rounds", "--json").stdout)
 
     assert "75.0%" in table.stdout
