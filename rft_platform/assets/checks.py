@@ -35,7 +35,7 @@ EXPERIENCE_CHECKS = _specs(
         "groups_are_complete": "Every task has all its runs, or as many as explorer.group_policy permits.",
         "one_policy_version": "One policy version sampled all rows of the round.",
         "rewards_differ": "At least one group has differing rewards; otherwise the round trains nothing.",
-        "judge_succeeded": "The judge failed on no run; the page of such a run shows the error.",
+        "judge_succeeded": "The judge failed on no run. `rft trace ROW` shows the error of a row.",
         "audit_parts": "Audit: no part of a weighted judge explains nearly all of the variance of the reward.",
         "audit_length": "Audit: the sampled tokens of a run have neither doubled nor halved since the first rounds.",
         "audit_groups": "Audit: enough groups have differing rewards.",
@@ -112,7 +112,7 @@ def experience_results(
         _result(
             "judge_succeeded",
             not judged.judge_errors,
-            {"failed_runs": judged.judge_errors, "first": judged.first_judge_errors},
+            {"failed_runs": judged.judge_errors, "first_rows": judged.first_judge_errors},
         ),
         *map(audited, audit),
     ]

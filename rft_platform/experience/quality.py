@@ -53,7 +53,7 @@ class JudgedQuality:
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
     judge_errors: int  # runs on which the judge failed
-    first_judge_errors: tuple[str, ...]  # the ids of the first of them
+    first_judge_errors: tuple[str, ...]  # ids of rows of these runs; clients choose the ids of production runs
     dropped_share: float  # rows that a filter excluded from training
     zero_variance_share: float  # groups whose runs all have the same reward
 
@@ -95,14 +95,14 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     # A failed judgement is a dropped row whose reward is null.
     unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))
     ids, wanted = judged["row_id"], rollouts["row_id"]
-    failed = judged["run_id"].filter(pc.is_valid(judged["judge_error"])).unique()
+    failed = judged.filter(pc.is_valid(judged["judge_error"]))
     return JudgedQuality(
         rows=judged.num_rows,
         non_finite=tuple(ids.filter(unusable).slice(0, NAMED).to_pylist()),
         unjudged=_missing(wanted, ids),
         orphans=_missing(ids, wanted),
-        judge_errors=len(failed),
-        first_judge_errors=tuple(failed.slice(0, NAMED).to_pylist()),
+        judge_errors=len(failed["run_id"].unique()),
+        first_judge_errors=tuple(failed["row_id"].slice(0, NAMED).to_pylist()),
         dropped_share=_share(pc.is_valid(judged["dropped_by"])),
         zero_variance_share=zero_variance_share(judged),
     )

@@ -78,7 +78,7 @@ def test_runs_on_which_the_judge_failed_are_named() -> None:
         row.reward, row.dropped_by, row.judge_error = math.nan, "judge_error", "KeyError: 'no such shop'"
     quality = check_judged(judged_to_table(judgements), rows_to_table(rows))
     assert quality.judge_errors == 2 and quality.sound
-    assert quality.first_judge_errors == (rows[0].run_id, rows[1].run_id)
+    assert quality.first_judge_errors == (rows[0].row_id, rows[1].row_id)
     failed = [result for result in experience_results(check(rows), quality, []) if not result.passed]
     assert [(result.check_name, result.severity.value) for result in failed] == [("judge_succeeded", "WARN")]
 
