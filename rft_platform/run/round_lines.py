@@ -48,8 +48,11 @@ class RoundLine:
 
     @property
     def failures(self) -> str | None:
-        """The number of failed runs in words; None if no run failed."""
-        return f"{self.failed_runs:,} of {self.runs:,} runs failed" if self.failed_runs else None
+        """The numbers of failed runs and dropped tasks in words; None if no run failed."""
+        if not self.failed_runs:
+            return None
+        dropped = f", {self.dropped_tasks:,} tasks dropped" if self.dropped_tasks else ""
+        return f"{self.failed_runs:,} of {self.runs:,} runs failed{dropped}"
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
