@@ -35,6 +35,7 @@ EXPERIENCE_CHECKS = _specs(
         "groups_are_complete": "Every task has all its runs, or as many as explorer.group_policy permits.",
         "one_policy_version": "One policy version sampled all rows of the round.",
         "rewards_differ": "At least one group has differing rewards; otherwise the round trains nothing.",
+        "judge_succeeded": "The judge failed on no run. `rft trace ROW` shows the error of a row.",
         "audit_parts": "Audit: no part of a weighted judge explains nearly all of the variance of the reward.",
         "audit_length": "Audit: the sampled tokens of a run have neither doubled nor halved since the first rounds.",
         "audit_groups": "Audit: enough groups have differing rewards.",
@@ -98,7 +99,8 @@ def experience_results(
 ) -> list[dg.AssetCheckResult]:
     """Results of ``EXPERIENCE_CHECKS``."""
     details = {**asdict(rollouts), **asdict(judged)}
-    sound = {name: value for name, value in details.items() if isinstance(value, tuple) and name != "policy_versions"}
+    others = ("policy_versions", "first_judge_errors")
+    sound = {name: value for name, value in details.items() if isinstance(value, tuple) and name not in others}
     incomplete, versions, error = rollouts.incomplete_groups, rollouts.policy_versions, dg.AssetCheckSeverity.ERROR
     return [
         _result("rows_are_sound", rollouts.sound and judged.sound, sound, error),
@@ -106,6 +108,11 @@ def experience_results(
         _result("one_policy_version", len(versions) == 1, {"policy_versions": versions}),
         _result(
             "rewards_differ", judged.zero_variance_share < 1.0, {"zero_variance_share": judged.zero_variance_share}
+        ),
+        _result(
+            "judge_succeeded",
+            not judged.judge_errors,
+            {"failed_runs": judged.judge_errors, "first_rows": judged.first_judge_errors},
         ),
         *map(audited, audit),
     ]

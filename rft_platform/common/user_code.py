@@ -97,9 +97,8 @@ def load_object(reference: str, what: str) -> Any:
     except UserError as error:
         raise UserError(f"{what} {reference!r}: {error}") from error
     except ImportError as error:
-        raise UserError(
-            f"{what} {reference!r}: cannot import {module_name} ({error}); {_import_advice(error)}"
-        ) from error
+        advice = _import_advice(error, module_name, what)
+        raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); {advice}") from error
     except FileNotFoundError as error:
         files = [file.name for file in Path(module_name).parent.glob("*.py")]
         meant = _meant(Path(module_name).name, files)
@@ -155,13 +154,20 @@ def _public_names(file: Path) -> list[str]:
     return [each.name for each in statements if isinstance(each, kinds) and not each.name.startswith("_")]
 
 
-def _import_advice(error: ImportError) -> str:
-    """What to check: the version of the package that lacks the module or name, or else the search path."""
+def _import_advice(error: ImportError, module_name: str, what: str) -> str:
+    """What to check: the version of the package that lacks the module or name, its installation, or the search path."""
     package = (error.name or "").partition(".")[0]
     try:
         installed = importlib.metadata.version(package)
     except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: the name is empty
-        return "is it on PYTHONPATH?"
+        absent = isinstance(error, ModuleNotFoundError) and error.name == package
+        if not absent or package == module_name.partition(".")[0]:
+            return "is it on PYTHONPATH?"
+        elsewhere = ", or set explorer.workers.python to an interpreter that has it" if what == "workflow" else ""
+        return (
+            f"{package} is not installed in {sys.executable}: install it there{elsewhere}; if it is a module of your "
+            "own, put its folder on PYTHONPATH"
+        )
     return f"{package} {installed} is installed: does the code need another version?"
 
 

@@ -18,8 +18,8 @@ _MESSAGES = 8
 _CURVE_FILE = "learning_curve.png"
 
 _ROWS: tuple[tuple[str, Callable[[EvaluationResult], str]], ...] = (
-    ("sampled pass rate", lambda r: _rate(r.sampled)),
-    ("greedy pass rate", lambda r: _rate(r.greedy)),
+    ("sampled pass rate (reward >= 1)", lambda r: _rate(r.sampled)),
+    ("greedy pass rate (reward >= 1)", lambda r: _rate(r.greedy)),
     ("mean reward", lambda r: "–" if r.mean_reward is None else f"{r.mean_reward:.4f}"),
     ("held-out tasks × sampled runs", lambda r: f"{r.tasks:,} × {r.sampled_n} at temperature {r.temperature:g}"),
     ("completion tokens", lambda r: f"{r.completion_tokens:,} ({r.truncated_share:.1%} of answers cut off)"),

@@ -91,6 +91,13 @@ class EvaluationResult:
                 values |= {f"{mode}_pass": rate.value, f"{mode}_pass_low": rate.low, f"{mode}_pass_high": rate.high}
         return values
 
+    @property
+    def near_pass_share(self) -> float:
+        """Share of the runs whose reward lies between 80 % of ``pass_threshold`` and ``pass_threshold``."""
+        rewards = [reward for table in self.scores.values() for runs in table.values() for reward in runs]
+        low, high = 0.8 * self.pass_threshold, self.pass_threshold - REWARD_ROUNDING
+        return sum(low <= reward < high for reward in rewards) / len(rewards) if rewards else 0.0
+
     def value(self, metric: str) -> float | None:
         """Return a metric by its name in ``summary`` or in ``metrics``; None if it was not measured."""
         return self.summary().get(metric, self.metrics.get(metric))

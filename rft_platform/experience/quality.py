@@ -22,7 +22,7 @@ ROLLOUT_COLUMNS = [
     "truncated",
 ]
 #: Columns that ``check_judged`` reads.
-JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage", "dropped_by"]
+JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage", "dropped_by", "judge_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class JudgedQuality:
     non_finite: tuple[str, ...]  # ids of kept rows with a missing or infinite reward or advantage
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
+    judge_errors: int  # runs on which the judge failed
+    first_judge_errors: tuple[str, ...]  # ids of rows of these runs; clients choose the ids of production runs
     dropped_share: float  # rows that a filter excluded from training
     zero_variance_share: float  # groups whose runs all have the same reward
 
@@ -93,11 +95,14 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     # A failed judgement is a dropped row whose reward is null.
     unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))
     ids, wanted = judged["row_id"], rollouts["row_id"]
+    failed = judged.filter(pc.is_valid(judged["judge_error"]))
     return JudgedQuality(
         rows=judged.num_rows,
         non_finite=tuple(ids.filter(unusable).slice(0, NAMED).to_pylist()),
         unjudged=_missing(wanted, ids),
         orphans=_missing(ids, wanted),
+        judge_errors=len(failed["run_id"].unique()),
+        first_judge_errors=tuple(failed["row_id"].slice(0, NAMED).to_pylist()),
         dropped_share=_share(pc.is_valid(judged["dropped_by"])),
         zero_variance_share=zero_variance_share(judged),
     )

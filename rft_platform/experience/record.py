@@ -151,3 +151,4 @@ class JudgedRow:
     advantage: float  # one value for all trainable tokens of the row
     dropped_by: str | None = None  # the filter that excludes the row from training, if any
     masked: bool = False  # ``dropped_by`` is set, but the run's reward counts in its group
+    judge_error: str | None = None  # why the judge failed on the run, with the place in the user's code

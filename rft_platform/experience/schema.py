@@ -220,6 +220,7 @@ _JUDGED_COLUMNS = [
     ("advantage", pa.float64(), "Advantage of the row, one number for all its tokens."),
     ("dropped_by", pa.string(), "The operator that excludes the row from training, or `judge_error`; null: it trains."),
     ("masked", pa.bool_(), "`dropped_by` is set, but the reward of the run counts in its group."),
+    ("judge_error", pa.string(), "Why the judge failed on the run, with the place in your code; null: it did not."),
 ]
 JUDGED_SCHEMA = pa.schema(
     [(name, kind) for name, kind, _ in _JUDGED_COLUMNS],

@@ -1,6 +1,7 @@
 """Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ from rft_platform.tasks.dataset import TaskDataset
 if TYPE_CHECKING:
     from rft_platform.model_registry.models import ModelRegistry
 
+_log = logging.getLogger(__name__)
+_MANY_NEAR_PASSES = 0.2  # share of the rewards just below a pass from which a warning is logged
+
 
 def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[EvaluationResult]:
     """Sampled and greedy scores on every held-out taskset, in the order of the configuration.
@@ -44,7 +48,21 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
             results.append(
                 measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries, engines)
             )
+    if settings.gate.metric != "mean_reward":
+        warn_of_near_passes(results)
     return results
+
+
+def warn_of_near_passes(results: Sequence[EvaluationResult]) -> None:
+    """Warn if many rewards are slightly too low for a pass: the judge perhaps gives right answers less than 1."""
+    share = max((result.near_pass_share for result in results), default=0.0)
+    if share >= _MANY_NEAR_PASSES:
+        _log.warning(
+            "%.0f %% of the held-out rewards lie between 0.8 and 1, and a run passes only with a reward of 1 or more: "
+            "if these answers are right, let the judge give them 1, or let the mean reward decide, not the pass rate: "
+            "evaluation: {gate: {metric: mean_reward}}",
+            100 * share,
+        )
 
 
 def sampled_pass(project: Project, engine: PolicyEngine) -> float:

@@ -71,6 +71,8 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         cause = errors[-1] if errors else None
         kept = project.settings.limits.group_policy
         raise nothing_whole(round_key(round_number), total, kept, project.batches.repeat_times, cause)
+    if failures := total.failures(project.batches.repeat_times):
+        _log.warning("%s: %s", round_key(round_number), failures)
     figures = {name: value for name, value in total.as_dict().items() if name not in Explored.__dataclass_fields__}
     versions = {f"policy_version/{name}": policies[name].policy_version for name in others}
     explored = Explored(

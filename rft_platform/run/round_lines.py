@@ -30,6 +30,9 @@ class RoundLine:
     mismatch: float | None = None  # KL between engine and trainer for the same weights, k3 estimate, nats per token
     entropy: float | None = None  # nats per token
     rows: int | None = None
+    runs: int | None = None
+    failed_runs: int | None = None  # runs without rows after all attempts
+    dropped_tasks: int | None = None  # tasks without rows, because their runs failed or were stopped
     tokens_per_s: float | None = None  # completion tokens of the rollouts
     optimizer_steps: int | None = None
     policy_version: int | None = None
@@ -42,6 +45,14 @@ class RoundLine:
     nothing_trained: str | None = None  # the reason, for a round without an optimiser step
     started_again: str | None = None  # from which version, for a training after a refused version
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
+
+    @property
+    def failures(self) -> str | None:
+        """The numbers of failed runs and dropped tasks in words; None if no run failed."""
+        if not self.failed_runs:
+            return None
+        dropped = f", {self.dropped_tasks:,} tasks dropped" if self.dropped_tasks else ""
+        return f"{self.failed_runs:,} of {self.runs:,} runs failed{dropped}"
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
@@ -75,6 +86,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
     record, (_, *others) = read(project.store, number), project.policies
     explored, judged, trained = record.explored, record.judged, record.trained()
     evaluated, policy = record.evaluated, record.published()
+    figures = explored.figures if explored else {}
     metrics, scores = trained.metrics if trained else {}, evaluated.metrics if evaluated else {}
     used = trained.lineage.get("judge_version") if trained else None
     return RoundLine(
@@ -86,6 +98,9 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         mismatch=metrics.get("mismatch_k3"),
         entropy=metrics.get("entropy"),
         rows=explored.rows if explored else None,
+        runs=figures.get("runs"),
+        failed_runs=figures.get("failed"),
+        dropped_tasks=figures.get("dropped_groups"),
         tokens_per_s=explored.tokens_per_s if explored else None,
         optimizer_steps=trained.steps if trained else None,
         policy_version=policy.policy_version if policy else None,
@@ -168,7 +183,7 @@ def describe_round(line: RoundLine) -> str:
     said = "  ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
     name = round_key(line.round) if line.round else "start"
     refused = f"not promoted: {line.not_promoted}" if line.not_promoted else None
-    ends = ("champion" if line.champion else refused, line.nothing_trained, line.started_again)
+    ends = ("champion" if line.champion else refused, line.failures, line.nothing_trained, line.started_again)
     return "  ".join([name, said, *filter(None, ends)])
 
 

@@ -48,12 +48,11 @@ class DatasetReport:
 
     def left_out(self) -> str:
         """A message about the dropped rows; empty if none were dropped."""
-        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(self.dropped.items()))
-        return f"left out {counts} of {self.rows:,} rows" if counts else ""
+        return f"left out {self.examples()} of {self.rows:,} rows" if self.dropped else ""
 
     def examples(self) -> str:
         """A message about the dropped rows, with the first locations of each reason."""
-        return "; ".join(
+        return ", ".join(
             f"{count:,} {reason} (first: {', '.join(self.dropped_rows[reason][:3])})"
             for reason, count in sorted(self.dropped.items())
         )
@@ -125,8 +124,11 @@ def _collect(
         row, where = with_nested(read, keys), f"{path}{'' if path.endswith(file) else f'/{file}'}, line {number}"
         report.rows += 1
         columns.update(dict.fromkeys(row))
-        if any(is_empty(row.get(key)) for key in keys) or (prompt_key and is_empty(_prompt(row, prompt_key, where)[1])):
-            report.drop("empty", f"{file}:{number}")
+        without = next((key for key in keys if is_empty(row.get(key))), None)
+        if without is None and prompt_key and is_empty(_prompt(row, prompt_key, where)[1]):
+            without = prompt_key
+        if without is not None:
+            report.drop(f"without {without}", f"{file}:{number}")
         elif (identity := _identity(where, row)) in kept:
             report.drop("duplicate", f"{file}:{number}")
         else:

@@ -198,7 +198,8 @@ def test_faults_of_the_data_that_stop_nothing_are_noted(
 
     result = rft("run", "--config", config, "--dry-run")
 
-    assert "train.jsonl: left out 1 duplicate, 1 empty of 18 rows" in result.stdout
+    places = "1 duplicate (first: train.jsonl:17), 1 without question (first: train.jsonl:18)"
+    assert f"train.jsonl: left out {places} of 18 rows" in " ".join(result.stdout.split())
     assert "test.jsonl: 1 of 2 held-out tasks are also explored" in result.stdout
 
 

@@ -186,7 +186,7 @@ def test_the_demonstrations_of_a_warm_start_are_read(
     warm_start["format"] = {"prompt_key": "prompt"}
     planned = rft("run", "--config", write_config(warm_start=warm_start), "--dry-run").stdout
     assert "shown.jsonl: 6 rows, 4 a step, at most 3 optimiser steps, until sampled_pass reaches 0.4" in planned
-    assert "shown.jsonl: left out 1 duplicate of 7 rows" in planned
+    assert "shown.jsonl: left out 1 duplicate (first: shown.jsonl:7) of 7 rows" in planned
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:

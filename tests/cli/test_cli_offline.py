@@ -86,7 +86,7 @@ def test_the_plan_counts_rows_and_steps(home: Home, offline: Callable[..., Path]
     result = rft("run", "--config", offline(trainer={"save_interval": 3}), "--dry-run")
     assert result.exit_code == 0, result.output
     assert "10 rows, 2 optimiser steps" in result.output
-    assert "left out 10 duplicate of 20 rows" in result.output
+    assert "left out 10 duplicate (first: good.jsonl:11, good.jsonl:12, good.jsonl:13) of 20 rows" in result.output
     assert "a checkpoint every 3 steps" in result.output
     assert "engine" not in result.output, "there are no held-out tasks to evaluate on"
 

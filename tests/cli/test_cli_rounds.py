@@ -166,7 +166,8 @@ def test_a_round_is_news_if_the_start_is_not_evaluated(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:
-    assert "seconds of rollouts" in rft("rounds", "--help").stdout
+    explained = rft("rounds", "--help").stdout
+    assert "seconds of rollouts" in explained and "reward >= 1" in explained
     table, document = rft("rounds"), json.loads(rft("rounds", "--json").stdout)
 
     assert "75.0%" in table.stdout
@@ -174,6 +175,17 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
     assert table.stdout.splitlines()[-1] == "finished: all 2 rounds are done"
     assert [line["round"] for line in document["rounds"]] == [0, 1, 2]
     assert document["next"] == "finished: all 2 rounds are done"
+
+
+def test_failed_runs_are_shown(project: Project, rft: Callable[..., Result]) -> None:
+    figures = {"runs": 12, "failed": 6, "dropped_groups": 3}
+    write(project.store, 1, Explored(rows=6, seconds=4.0, tokens_per_s=1000.0, figures=figures))
+    _, first, second = json.loads(rft("rounds", "--json").stdout)["rounds"]
+    assert (first["runs"], first["failed_runs"], first["dropped_tasks"]) == (12, 6, 3)
+    assert second["failed_runs"] is None
+    shown = rft("rounds").stdout
+    assert shown.count("r0001: 6 of 12 runs failed, 3 tasks dropped\n") == shown.count("runs failed") == 1
+    assert describe_round(round_lines(project)[1]).endswith("champion  6 of 12 runs failed, 3 tasks dropped")
 
 
 def test_versions_are_listed_with_their_held_out_pass_rates(project: Project, rft: Callable[..., Result]) -> None:

@@ -1,5 +1,6 @@
 """User functions by name, and back."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,12 @@ def test_a_judge_of_a_script_has_one_version_whether_the_script_runs_or_is_loade
     [
         ("from openai import NoSuchClient", r"cannot import .*; openai \d\S* is installed: does the code need another"),
         ("import openai.no_such_module", r"cannot import .*; openai \d\S* is installed: does the code need another"),
-        ("import no_such_package", r"cannot import .*; is it on PYTHONPATH\?"),
+        (
+            "import no_such_package",
+            rf"\(No module named 'no_such_package'\); no_such_package is not installed in {re.escape(sys.executable)}: "
+            r"install it there, or set explorer.workers.python .*; if it is a module of your own, .* on PYTHONPATH",
+        ),
+        ("import tests.no_such_module", r"cannot import .*; is it on PYTHONPATH\?"),
         (
             "from rft_platform.common.errors import UserError\nraise UserError('it needs another version')",
             r"workflow '\S+agent.py:f': it needs another version$",

@@ -13,6 +13,7 @@ from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.plots import CurvePoint, learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult, Transcript
+from rft_platform.rounds.evaluate import warn_of_near_passes
 
 CURVE = [
     CurvePoint(1, 8, 0.6, 0.56, 0.64, 0.7, 0.55, 2e-7, 0.5),
@@ -42,8 +43,8 @@ def test_the_report_compares_with_champion_and_start(make_result: Make) -> None:
     )
     assert text.startswith("# sums: round 3, policy version 24\n\n**Gate passed:** better\n\n")
     assert "| | this policy (v24) | champion (v16) | start (v0) |".replace("| |", "|  |") in text
-    assert "| sampled pass rate | **90.0%** (88.0% to 92.0%) | **80.0%** (78.0% to 82.0%) |" in text
-    assert "| greedy pass rate | – | – | – |" in text
+    assert "| sampled pass rate (reward >= 1) | **90.0%** (88.0% to 92.0%) | **80.0%** (78.0% to 82.0%) |" in text
+    assert "| greedy pass rate (reward >= 1) | – | – | – |" in text
     assert "| sums/reward | 0.9000 | 0.9100 |" in text
     assert "![learning curve](curve.png)" in text
     assert "### Task 0123456789ab: sampled, reward 1, expected `19`\n\n**user**\n```text\n12+7=\n```" in text
@@ -92,3 +93,16 @@ def test_a_curve_is_drawn_whatever_was_measured(points: list[CurvePoint]) -> Non
     assert picture.size == (960, 640)
     assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 20
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_many_rewards_just_below_a_pass_are_warned_of(make_result: Make, caplog: pytest.LogCaptureFixture) -> None:
+    few = make_result(0.5, 1, scores={"sampled": {"a": [0.95, 0.0, 1.0, 1.05], "b": [0.0, 0.79]}})
+    many = make_result(0.5, 1, scores={"sampled": {"a": [0.95, 0.0, 1.0, 1.05]}, "greedy": {"a": [0.8]}})
+    warn_of_near_passes([few])
+    assert caplog.messages == []
+    warn_of_near_passes([few, many])
+    (said,) = caplog.messages
+    assert said.startswith(
+        "40 % of the held-out rewards lie between 0.8 and 1, and a run passes only with a reward of 1"
+    )
+    assert said.endswith("evaluation: {gate: {metric: mean_reward}}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rft_platform.assets.checks import experience_results
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
     ROLLOUT_COLUMNS,
@@ -68,6 +69,18 @@ def test_judgement_against_its_rollouts() -> None:
     assert quality.dropped_share == pytest.approx(1 / 3) and not quality.sound
     whole = check_judged(judged_to_table(judged(rows)), rows_to_table(rows))
     assert whole.sound and whole.zero_variance_share == 0.0
+
+
+def test_runs_on_which_the_judge_failed_are_named() -> None:
+    rows = rollouts()
+    judgements = judged(rows)
+    for row in judgements[:2]:
+        row.reward, row.dropped_by, row.judge_error = math.nan, "judge_error", "KeyError: 'no such shop'"
+    quality = check_judged(judged_to_table(judgements), rows_to_table(rows))
+    assert quality.judge_errors == 2 and quality.sound
+    assert quality.first_judge_errors == (rows[0].row_id, rows[1].row_id)
+    failed = [result for result in experience_results(check(rows), quality, []) if not result.passed]
+    assert [(result.check_name, result.severity.value) for result in failed] == [("judge_succeeded", "WARN")]
 
 
 def test_zero_variance_counts_groups_by_their_runs_last_step() -> None:

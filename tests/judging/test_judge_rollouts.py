@@ -197,7 +197,7 @@ def with_metrics(task: dict[str, Any], response: Any) -> JudgeOutput:
 def test_a_failing_judge_drops_the_run_and_is_counted() -> None:
     def fails_on_x(task: dict[str, Any], response: Any) -> float:
         if response == "x":
-            raise RuntimeError("no verdict")
+            raise RuntimeError("no verdict" + "!" * 1000)
         return float(response == task["answer"])
 
     rows = [row(1, 0, "2"), row(1, 1, "3"), row(1, 2, "x"), row(1, 2, "x", step=1)]
@@ -207,7 +207,8 @@ def test_a_failing_judge_drops_the_run_and_is_counted() -> None:
     assert judged.rows[0].advantage == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
     ((failed, error),) = [(run.run_id, run.error) for run in judged.errors]
     assert failed == "g1-2"
-    assert re.fullmatch(rf"RuntimeError: no verdict \({re.escape(__file__)}:\d+\)", str(error))
+    assert re.fullmatch(rf"RuntimeError: no verdict!{{276}}… \({re.escape(__file__)}:\d+\)", str(error))
+    assert [r.judge_error for r in judged.rows] == [None, None, error, error]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "1 of 2"])

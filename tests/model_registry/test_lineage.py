@@ -146,6 +146,15 @@ def test_a_dropped_row_trained_nothing(world: World) -> None:
     assert (trace.trained, trace.descendants) == ((), ())
 
 
+def test_the_trace_of_a_row_shows_the_error_of_its_judge(world: World) -> None:
+    judged = world.store.judged_rows(1)
+    judged[0] = replace(judged[0], dropped_by="judge_error", judge_error="KeyError: 'no such shop' (judge.py:5)")
+    world.store.write_judged(1, judged[0].judge_version, judged)
+    text = StringIO()
+    print_row(trace_row(judged[0].row_id, world.store, world.checkpoints), Console(file=text, width=160))
+    assert "dropped by judge_error: KeyError: 'no such shop' (judge.py:5) (in force)" in text.getvalue()
+
+
 def test_rows_that_are_not_trained_on_are_counted_apart(world: World) -> None:
     """Row 0 is sampled greedily, row 2 is masked, row 3 dropped: one of four rows is trained on."""
     rows = [rollout(4, run) for run in range(ROWS)]

@@ -151,7 +151,7 @@ def test_the_figures_of_the_card_are_those_of_the_registry(full: Path, project: 
         name: tags[name] for name in ("sampled_pass", "greedy_pass")
     }
     assert {each.dataset_name for each in card.data.eval_results} == {"sums"}
-    assert "| sums | 4 | sampled_pass | 75.0% (" in card.text
+    assert "| sums | 4 | sampled_pass | 75.0% (" in card.text and "passed (reward >= 1)" in card.text
     for name in ("algorithm", "config_digest", "code_version", "workflow_code", "weights_digest"):
         assert tags[name] in card.text, name
     assert f"| rows trained on | {ROWS} |" in card.text and "exact_match (`judge-1`)" in card.text

@@ -90,6 +90,20 @@ def test_each_taskset_is_run_and_judged_by_its_own_settings(start: Any, policy_e
 
 
 @pytest.mark.slow
+def test_failed_runs_are_reported_with_the_most_frequent_error(
+    start: Any, policy_engine: PolicyEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    project = start()
+    (tmp_path / "own.py").write_text("async def asks(task, model):\n    raise KeyError('no tool')\n")
+    note = explore(project, policy_engine, serving(policy_engine), 1)
+    assert caplog.messages[-1] == (
+        "r0001: 4 of 16 runs failed after all attempts, 2 of 8 tasks are dropped; most frequent error: "
+        f"KeyError: 'no tool' ({tmp_path / 'own.py'}:2)"
+    )
+    assert (note.figures["runs"], note.figures["failed"], note.figures["dropped_groups"]) == (16, 4, 2)
+
+
+@pytest.mark.slow
 def test_a_round_that_was_interrupted_takes_the_same_tasks(start: Any, policy_engine: PolicyEngine) -> None:
     whole, resumed = start("whole"), start("resumed")
     for project in (whole, resumed):

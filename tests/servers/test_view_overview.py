@@ -108,6 +108,17 @@ def test_the_learning_curve_marks_the_decisions_of_the_gate(home: Home) -> None:
     assert [(each.style, each.values) for each in chart.shown] == [("series-b", [0.5]), ("bad", [0.5])]
 
 
+def test_runs_without_a_reward_are_linked_and_show_the_error_of_their_judge(home: Home) -> None:
+    store = ExperienceStore(home.rounds)
+    rows = store.judged_rows(3)
+    rows[1] = replace(rows[1], reward=math.nan, dropped_by="judge_error", judge_error="KeyError: 'shop' (judge.py:5)")
+    store.write_judged(3, "v1", rows)
+    link = re.findall(r'href="([^"]+)">1 run has no reward', page(home))[0]
+    first = re.findall(r'href="(/runs/[^"]+)"', page(home, html.unescape(link)))[0]
+    assert rows[1].run_id in first
+    assert "No reward: KeyError: &#39;shop&#39; (judge.py:5)" in page(home, html.unescape(first))
+
+
 def test_the_histogram_counts_runs_and_links_to_them(home: Home) -> None:
     store = ExperienceStore(home.rounds)
     chart, unrewarded = overview.histogram(store, 3)

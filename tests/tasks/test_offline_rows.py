@@ -152,7 +152,7 @@ def test_omitted_rows_are_counted_and_named(tmp_path):
     report = found.report
     assert (len(found.rows), report.rows, sum(report.dropped.values())) == (1, 4, 3)
     assert report.dropped_rows["duplicate"] == ["train.jsonl:2"] and report.dropped_rows["empty"] == ["train.jsonl:3"]
-    assert "1 duplicate, 1 empty, 1 undecided" in report.left_out()
+    assert "1 duplicate (first: train.jsonl:2), 1 empty (first: train.jsonl:3), 1 undecided" in report.left_out()
 
 
 def test_the_digest_is_of_content_and_order(tmp_path):

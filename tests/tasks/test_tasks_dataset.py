@@ -142,8 +142,11 @@ def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
     dataset = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows)))
     report = dataset.report
     assert len(dataset.tasks) == 2
-    assert (report.rows, report.dropped) == (6, {"empty": 2, "duplicate": 2})
-    assert report.dropped_rows == {"empty": ["t.jsonl:2", "t.jsonl:5"], "duplicate": ["t.jsonl:4", "t.jsonl:6"]}
+    assert (report.rows, report.dropped) == (6, {"without question": 1, "without answer": 1, "duplicate": 2})
+    assert report.left_out() == (
+        "left out 2 duplicate (first: t.jsonl:4, t.jsonl:6), 1 without answer (first: t.jsonl:5), "
+        "1 without question (first: t.jsonl:2) of 6 rows"
+    )
 
 
 @pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.json", write_json), ("t.csv", write_csv)])
@@ -157,7 +160,7 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_text(tmp_path: Path, name: s
 def test_blank_lines_do_not_shift_line_numbers(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n\n{"question": "", "answer": "b"}\n')
-    assert load_tasks(str(path)).report.dropped_rows == {"empty": ["t.jsonl:3"]}
+    assert load_tasks(str(path)).report.dropped_rows == {"without question": ["t.jsonl:3"]}
 
 
 def test_other_columns_limit_and_tasks_without_answers(tmp_path: Path) -> None:
@@ -392,7 +395,7 @@ def test_text_parts_of_a_chat_prompt_are_joined(tmp_path: Path) -> None:
 def test_chat_prompts_without_text_of_the_user_are_empty_rows(tmp_path: Path) -> None:
     prompts = [ROWS[0]["question"], chat(("user", None)), chat(("user", " ")), chat(("system", "x"), ("user", "")), []]
     path = str(write_jsonl(tmp_path / "t.jsonl", [{"question": prompt, "answer": "1"} for prompt in prompts]))
-    assert load_tasks(path).report.dropped_rows == {"empty": [f"t.jsonl:{line}" for line in (2, 3, 4, 5)]}
+    assert load_tasks(path).report.dropped_rows == {"without question": [f"t.jsonl:{line}" for line in (2, 3, 4, 5)]}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ def rounds(
 ) -> None:
     """Show each round: reward, pass rates, KL, speed, time per stage, weights; and what comes next.
 
+    `sampled`, `greedy`: pass rates on the held-out tasks (a run passes if its reward >= 1).
+
     `s: roll/judge/train/eval/other`: seconds of rollouts, judging, training and evaluation, and of all else.
     """
     from rft_platform.cli.views.round_table import LAST, print_rounds

@@ -320,6 +320,7 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
     judgements = [
         f"{judged.judge_version}: {_reward(judged.reward)}, advantage {judged.advantage:.4g}"
         + (f", {'masked' if judged.masked else 'dropped'} by {judged.dropped_by}" if judged.dropped_by else "")
+        + (f": {judged.judge_error}" if judged.judge_error else "")
         + (" (in force)" if judged.in_force else "")
         for judged in found.judgements
     ]

@@ -46,6 +46,8 @@ def print_rounds(project: Project, console: "Console", last: int = LAST) -> None
             first, *others = map(_name, same)
             named = f"{first} to {others[-1]}" if others else first
             console.print(f"{named}: {reason}", markup=False, soft_wrap=True)
+    if failures := "; ".join(f"{_name(line)}: {line.failures}" for line in lines if line.failures):
+        console.print(failures, markup=False, soft_wrap=True)
     hints = (refusal_hint(project), pinned_version(project), stale_rows(project))
     for hint in (*champion_notes(project, lines), *hints):
         if hint:

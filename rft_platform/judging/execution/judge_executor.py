@@ -32,6 +32,7 @@ Result = TypeVar("Result")
 
 CONCURRENCY = 16  # runs (or groups) that are judged at a time
 _SHOWN = 80  # characters of an invalid result in a message
+_ERROR_CHARACTERS = 300  # of an error, which is stored with each row of the run
 _log = logging.getLogger("rft_platform.judging")
 
 
@@ -87,8 +88,9 @@ class Verdict:
         if isinstance(error, JudgeResultError):
             self.error = self.error or str(error)
             return
-        place = user_place(error)
-        self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
+        text, place = described(error), user_place(error)
+        cut = text if len(text) <= _ERROR_CHARACTERS else f"{text[:_ERROR_CHARACTERS]}…"
+        self.error = self.error or f"{cut}{f' ({place})' if place else ''}"
 
     def sum(self, judge: JudgeSpec) -> None:
         """Compute the reward from the parts.

@@ -221,11 +221,11 @@ def judge_rollouts(
     to each policy's rows separately: rows of different policies are never compared. The metrics of a run are the same
     for each of its policies.
 
-    Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and runs that an operator
-    of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number of groups
-    that the round should train on. If ``advantage_fn`` is None (the algorithm has no such function), every advantage is
-    0. ``workflow_version`` is stored as the judge version if there is no judge and the workflow set the rewards. Raises
-    the errors of ``judge_runs`` and ``Pipeline.apply``.
+    Rows of runs on which the judge failed have reward NaN, ``judge_error`` and ``dropped_by``. These runs, and runs
+    that an operator of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the
+    number of groups that the round should train on. If ``advantage_fn`` is None (the algorithm has no such function),
+    every advantage is 0. ``workflow_version`` is stored as the judge version if there is no judge and the workflow set
+    the rewards. Raises the errors of ``judge_runs`` and ``Pipeline.apply``.
     """
     judges = judge if isinstance(judge, Mapping) else {"": TasksetJudge(judge, max_abs_reward)}
     runs = judge_tasksets(rows, tasks, judges, needs_reward=needs_reward, auxiliary_models=auxiliary_models)
@@ -347,6 +347,7 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
         advantage=advantage,
         dropped_by=dropped_by,
         masked=dropped_by is not None and row.run_id not in out.runs,
+        judge_error=run.error,
     )
 
 

@@ -43,6 +43,7 @@ class RolloutReport:
     client_retries: int = 0  # HTTP requests that a client retried
     policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; several if weights changed
     errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
+    error_places: dict[str, str] = field(default_factory=dict)  # `` (file:line)`` of the first attempt, by error
     dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by reason
     context_truncated: int = 0  # runs of the rows that ended because they exceeded the context
     unfinished_calls: int = 0  # unrecorded calls of kept runs: cancelled or not awaited by the agent
@@ -70,6 +71,18 @@ class RolloutReport:
         """Share of rows that ended at their token limit."""
         return self.truncated_rows / self.rows if self.rows else 0.0
 
+    def failures(self, repeat_times: int) -> str | None:
+        """How many runs failed, the tasks dropped for it, and the most frequent error; None if no run failed."""
+        if not self.failed:
+            return None
+        said = f"{self.failed:,} of {self.runs:,} runs failed after all attempts"
+        if dropped := self.dropped_for.get("failed"):
+            said += f", {dropped:,} of {self.runs // repeat_times:,} tasks are dropped"
+        if self.errors:
+            error = max(self.errors, key=self.errors.__getitem__)
+            said += f"; most frequent error: {error}{self.error_places.get(error, '')}"
+        return said
+
     def as_dict(self) -> dict[str, Any]:
         """All fields and derived figures, JSON-serialisable."""
         derived: dict[str, float | None] = {"tokens_per_s": self.tokens_per_s, "truncated_share": self.truncated_share}
@@ -83,7 +96,13 @@ class RolloutReport:
         versions = sorted({version for report in reports for version in report.policy_versions})
         errors = sum((Counter(report.errors) for report in reports), Counter[str]())
         dropped_for = sum((Counter(report.dropped_for) for report in reports), Counter[str]())
-        return cls(**totals, policy_versions=tuple(versions), errors=dict(errors), dropped_for=dict(dropped_for))
+        return cls(
+            **totals,
+            policy_versions=tuple(versions),
+            errors=dict(errors),
+            error_places={error: place for report in reports for error, place in report.error_places.items()},
+            dropped_for=dict(dropped_for),
+        )
 
 
 _ERRORS_REPORTED = 20
@@ -99,6 +118,7 @@ class Tally:
     stopped_runs: list[str] = field(default_factory=list)  # ids of the runs that were not waited for
     client_retries: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    places: dict[str, str] = field(default_factory=dict)
     last_error: BaseException | None = None
 
     def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
@@ -108,7 +128,7 @@ class Tally:
         self.errors[message] += 1
         self.last_error = error
         failed = f"run {run.run_id} of task {run.task.task_id}, attempt {attempt} failed"
-        LOG.log(level, "%s: %s%s", failed, message, user_location(error))
+        LOG.log(level, "%s: %s%s", failed, message, self.places.setdefault(message, user_location(error)))
 
     def counts(self) -> dict[str, Any]:
         """Return the report fields that this object counts. ``errors`` has only the most frequent kinds of error."""
@@ -118,6 +138,7 @@ class Tally:
             "stopped": len(self.stopped_runs),
             "client_retries": self.client_retries,
             "errors": errors,
+            "error_places": {error: self.places[error] for error in errors if self.places[error]},
         }
 
 

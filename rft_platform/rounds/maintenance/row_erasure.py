@@ -115,7 +115,9 @@ def _renamed(rows: list[Row], wanted: Collection[str], rename: Rename) -> list[R
 
 def _with_names(row: Row, rename: Rename) -> Row:
     renamed = replace(row, group_id=rename(row.group_id), run_id=rename(row.run_id))
-    return replace(renamed, task_id=rename(renamed.task_id)) if isinstance(renamed, RolloutRow) else renamed
+    if isinstance(renamed, RolloutRow):
+        return replace(renamed, task_id=rename(renamed.task_id))
+    return replace(renamed, judge_error=None)  # the error of a judge may quote the runs of its group
 
 
 def _tombstone(row: RolloutRow) -> RolloutRow:

@@ -99,7 +99,8 @@ def write_bench(project: Project) -> Path:
     lines = bench_lines(project)
     write_json(project.home.root / DATA, [line.to_json() for line in lines])
     path = project.home.root / REPORT
-    write_text(path, f"# {project.config.project} / {project.config.name}: all policies\n\n{bench_table(lines)}\n")
+    title = f"# {project.config.project} / {project.config.name}: all policies"
+    write_text(path, f"{title}\n\n{bench_table(lines)}\n\nsampled, greedy: pass rates (reward >= 1)\n")
     return path
 
 

@@ -108,6 +108,7 @@ class RowJudgement:
     dropped_by: str | None
     in_force: bool
     masked: bool = False  # dropped, but the reward counts in its group
+    judge_error: str | None = None  # why the judge failed on the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tu
                 judgement["dropped_by"],
                 in_force=judgement["judge_version"] == in_force,
                 masked=bool(judgement.get("masked")),
+                judge_error=judgement["judge_error"],
             )
             for judgement in judged
         ),

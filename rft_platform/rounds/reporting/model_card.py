@@ -113,6 +113,7 @@ def _evaluation(evaluated: RoundEvaluation | None, results: Sequence[tuple[str, 
         for metric, _, shown in _scores(result)
     ]
     yield table(["held-out tasks", "number", "metric", "value (95 % interval)"], rows)
+    yield "`sampled_pass` and `greedy_pass` are the shares of runs that passed (reward >= 1)."
     if evaluated.compared:
         yield comparison_table(evaluated.compared)
     if evaluated.gate:

@@ -268,7 +268,7 @@ def groups_of(store: ExperienceStore, number: int, policy: str | None = None) ->
 
 
 def _older_rows(store: ExperienceStore, number: int, explored: Explored) -> dict[str, int]:
-    """The oldest version of the weights in each row that an earlier version than the round's sampled, even in part."""
+    """The oldest version of the weights that sampled a token of each row, if it is not the round's for all of them."""
     versions = explored.figures.get("policy_versions") or [explored.policy_version]
     if not explored.figures.get("continued_rows") and min(versions) == explored.policy_version:
         return {}

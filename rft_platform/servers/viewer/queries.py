@@ -40,7 +40,7 @@ SELECT DISTINCT max(policy_version) AS version FROM rollouts WHERE task_id = ? G
 HAVING version IS NOT NULL ORDER BY version
 """
 _ROWS = """
-SELECT r.*, j.reward, j.reward_parts, j.advantage, j.judge_version, j.dropped_by
+SELECT r.*, j.reward, j.reward_parts, j.advantage, j.judge_version, j.dropped_by, j.judge_error
 FROM rollouts r LEFT JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
 WHERE r.run_id = ? ORDER BY r.step, r.row_id
 """
