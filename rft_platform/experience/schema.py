@@ -52,14 +52,6 @@ def list_lengths(column: pa.ChunkedArray) -> np.ndarray:
     return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks] or [np.empty(0, np.int32)])
 
 
-def oldest_versions(rollouts: pa.Table) -> np.ndarray:
-    """The oldest version of the weights that sampled a token of each rollout row, int64 [rows]."""
-    oldest = np.array(rollouts["policy_version"].to_numpy())
-    for row in np.flatnonzero(list_lengths(rollouts["token_versions"])):
-        oldest[row] = min(rollouts["token_versions"][int(row)].as_py())
-    return oldest
-
-
 def maps_to_column(values: Sequence[dict[str, float]]) -> pa.MapArray:
     """One dictionary per row -> ``map<string, double>``."""
     offsets = _offsets(values)

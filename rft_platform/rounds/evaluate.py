@@ -48,7 +48,7 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
             results.append(
                 measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries, engines)
             )
-    if settings.gate.metric != "mean_reward":
+    if settings.gate.metric in ("sampled_pass", "greedy_pass"):
         warn_of_near_passes(results)
     return results
 

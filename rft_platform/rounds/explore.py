@@ -78,6 +78,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     explored = Explored(
         rows=total.rows,
         policy_version=policy.policy_version,
+        older_groups=_older_groups(batches, policy.policy_version) if project.batches.in_flight > 1 else {},
         policy_round=policy.round,
         weights_digest=policy.weights_digest,
         workflow_code=keep_user_code(project),
@@ -226,6 +227,15 @@ class _Flight:
         return store.unfinished_rows(self.round - 1, self.project.batches.batches_a_round - 1) if self.round > 1 else []
 
 
+def _older_groups(batches: Iterable[RolloutBatch], version: int) -> dict[str, int]:
+    """The version of the oldest token of each group that has tokens of weights before ``version``."""
+    groups: dict[str, list[RolloutRow]] = {}
+    for row in (row for batch in batches for row in batch.rows):
+        groups.setdefault(row.group_id, []).append(row)
+    oldest = {name: _oldest_version(rows) for name, rows in groups.items()}
+    return {name: int(found) for name, found in oldest.items() if found < version}
+
+
 def _oldest_version(rows: Iterable[RolloutRow]) -> float:
     """The oldest version that sampled a token of the rows; infinity if they have no token."""
     sampled = (row.call for row in rows if row.call.response_ids)
@@ -313,13 +323,16 @@ class StoredRollouts:
         return None if self._anew else self._explored
 
     def _report(self, rows: Sequence[RolloutRow], tasks: int) -> RolloutReport:
-        """The report as far as it can be computed from the rows, i.e. without errors and timings."""
+        """The report as far as it can be computed from the rows, i.e. without errors and timings.
+
+        Of the runs of a dropped task, one counts as failed: how many did is not stored.
+        """
         wanted = self._project.batches.repeat_times
         runs = Counter(row.group_id for row in {row.run_id: row for row in rows}.values())
         lost = tasks - len(runs)
         return RolloutReport(
             runs=tasks * wanted,
-            failed=tasks * wanted - runs.total(),
+            failed=lost + sum(wanted - count for count in runs.values()),
             stopped=0,
             retried=0,
             dropped_groups=lost,

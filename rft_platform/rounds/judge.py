@@ -100,8 +100,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     replaced = _own_rewards(rows, judges)
     if replaced and other is None:
         _warn_of_replaced_rewards(replaced, read(store, round_number - 1).judged)
-    _refuse_to_replace(project, round_number, version, judged.rows)
-    store.write_judged(round_number, version, judged.rows, make_current=False)
+    if not _is_read(project, round_number, version, judged.rows):
+        store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
     if sound := _may_be_in_force(rollouts_found, judged_found):
         store.put_in_force(round_number, version)
@@ -156,20 +156,24 @@ def _kind_of(judges: Mapping[str, TasksetJudge]) -> str:
     return BY_MODEL if asks else "code"
 
 
-def _refuse_to_replace(project: Project, round_number: int, version: str, rows: Sequence[JudgedRow]) -> None:
-    """Raise UserError if a training has read a judgement of ``version`` that has other rows than the new one."""
+def _is_read(project: Project, round_number: int, version: str, rows: Sequence[JudgedRow]) -> bool:
+    """Whether a training has read a stored judgement of ``version``, whose file then stays.
+
+    Raises UserError if the new one differs in more than the texts of its errors, which may name times and addresses.
+    """
     stored = _by_row(project.store.read_judged(round_number, version))
-    if not stored:
-        return
+    training = _training_on(project, round_number, version) if stored else None
+    if training is None:
+        return False
     new = _by_row(judged_to_table(rows))
-    changed = sum(stored.get(name) != new.get(name) for name in stored.keys() | new.keys())
-    if changed and (training := _training_on(project, round_number, version)) is not None:
+    if changed := sum(stored.get(name) != new.get(name) for name in stored.keys() | new.keys()):
         raise UserError(
             f"the training of {round_key(training)} read judgement {version} of {round_key(round_number)}; the judge "
             f"has the same version and judges {changed:,} of {len(new):,} rows differently now: nothing was stored. "
             "Give it another version (other --args or other code), use another judge, or, if its model failed for some "
             "runs, judge again later"
         )
+    return True
 
 
 def _seconds_of(earlier: Judged) -> dict[str, float]:
@@ -179,7 +183,7 @@ def _seconds_of(earlier: Judged) -> dict[str, float]:
 
 
 def _by_row(table: pa.Table) -> dict[str, dict[str, Any]]:
-    return {row["row_id"]: row for row in table.to_pylist()}
+    return {row["row_id"]: row for row in table.drop_columns("judge_error").to_pylist()}
 
 
 def _training_on(project: Project, round_number: int, version: str) -> int | None:

@@ -25,7 +25,7 @@ _MEANINGS = {"prompt_key": "question", "response_key": "reference answer"}
 class MissingColumnsError(UserError):
     """A dataset lacks columns; ``keys`` are the keys of ``format`` that name them."""
 
-    def __init__(self, message: str, keys: Iterable[str]) -> None:
+    def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
 

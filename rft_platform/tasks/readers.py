@@ -212,7 +212,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     with path.open(encoding="utf-8-sig", newline="") as stream, _long_fields():
         reader, read = csv.reader(stream, strict=True), 0
         try:
-            names = next((row for row in reader if len(row) > 1 or "".join(row).strip()), [])
+            names = next((row for row in reader if len(row) > 1 or row[:1] == [""] or "".join(row).strip()), [])
             read = reader.line_num
             for row in filter(None, reader):
                 if len(row) != len(names):

@@ -247,6 +247,26 @@ def test_a_judgement_that_a_training_read_is_not_replaced_by_another(project: Pr
     assert judge(project, 1, chosen).judge_version == version  # explored again: the training read other rows
 
 
+def test_an_error_with_another_text_is_no_other_judgement(project: Project, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("after 600.01 s")
+    (tmp_path / "j.py").write_text(
+        "from pathlib import Path\n"
+        "def failing(task, response):\n"
+        "    if task['question'] == '1+2':\n"
+        f"        raise TimeoutError(Path({str(text)!r}).read_text())\n"
+        "    return 1.0\n"
+    )
+    chosen, store = other_judge(f"{tmp_path / 'j.py'}:failing", {}, []), project.store
+    version = judge(project, 1, chosen).judge_version
+    before = store.digest(1, judge_version=version)
+    write(store, 2, Trained("there", 1, "w", 1, {}, {}, 0.0, lineage={"row_selection": {"digests": {"1": before}}}))
+    text.write_text("after 600.02 s")
+    assert judge(project, 1, chosen).judge_version == version
+    assert store.digest(1, judge_version=version) == before
+    assert any("600.01" in (row.judge_error or "") for row in store.judged_rows(1, version))
+
+
 def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"base_url": "https://host/v1", "model": "grader", "api_key_env": "KEY_OF_THE_JUDGE"}
     arguments = {"model": model, "criteria": {"tone": "it is friendly"}}

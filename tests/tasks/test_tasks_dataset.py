@@ -120,14 +120,14 @@ def test_blank_cells_of_a_csv_file_are_counted_and_empty_lines_are_skipped(
     path.write_text(f'{column}\na{more}\n   {more}\n\n""{more}\n"b\n \nc"{more}\n\n')
     dataset = load_tasks(str(path), response_key="answer" if more else None)
     assert [task.prompt for task in dataset.tasks] == ["a", "b\n \nc"]
-    assert dataset.report.rows == 4 and dataset.report.dropped_rows == {"empty": ["t.csv:3", "t.csv:5"]}
+    assert dataset.report.rows == 4 and dataset.report.dropped_rows == {"without question": ["t.csv:3", "t.csv:5"]}
 
 
 def test_nan_counts_as_empty(tmp_path: Path) -> None:
     rows = [{"question": "a", "answer": float("nan")}, {"question": "b", "answer": 1.5}]
     for path in (write_jsonl(tmp_path / "t.jsonl", rows), write_parquet(tmp_path / "t.parquet", rows)):
         dataset = load_tasks(str(path))
-        assert [task.answer for task in dataset.tasks] == ["1.5"] and dataset.report.dropped == {"empty": 1}
+        assert [task.answer for task in dataset.tasks] == ["1.5"] and dataset.report.dropped == {"without answer": 1}
 
 
 def test_a_long_cell_of_a_csv_file_is_read(tmp_path: Path) -> None:

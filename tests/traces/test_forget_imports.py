@@ -189,7 +189,10 @@ def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
     rows = [row for index, task in enumerate([hers, *others[:2]]) for row in rollouts_of(index, task.task_id, texts)]
     assert not may_be_shown(project), "Dagster's event log cannot be erased"
     project.store.write_rollouts(1, 0, rows)
-    project.store.write_judged(1, "exact@1", judged(rows))
+    of_her, *of_others = judged(rows)
+    project.store.write_judged(
+        1, "exact@1", [replace(of_her, judge_error="KeyError: 'order 0' (judge.py:5)"), *of_others]
+    )
     canary = Canary([[1, 2]], [[0.0, 0.0]])
     start = Policy("model", 0, "0" * 64, round=0, canary=canary)
     write_snapshot(project.store, 1, start)
@@ -209,6 +212,7 @@ def test_rollouts_of_imported_tasks(tmp_path: Path, tiny_model: Path) -> None:
     assert [ref.policy_version for ref in found.trained] == [8]
     stored = project.store.rollout_rows(1)
     assert [row.call.finish_reason == TOMBSTONE for row in stored] == [True, True, False, False, False, False]
+    assert [row.judge_error for row in project.store.judged_rows(1)] == [None] * len(rows)
     copies = [*(required(project.store, number) for number in (0, 1)), snapshot_of(project.store, 1)]
     assert [policy.canary for policy in copies] == [None] * 3
 

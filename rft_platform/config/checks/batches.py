@@ -82,7 +82,8 @@ def in_flight_problems(run: RunSettings) -> Iterator[Finding]:
     if why := [reason for reason, holds in against.items() if holds]:
         yield error(f"explorer.batches_in_flight {run.batches.in_flight}: {', and '.join(why)}; leave it out")
     limit, old = config.synchronizer.max_staleness, _age(run, 1)
-    if not run.batches.dynamic and run.batches.exact and limit is not None and old > limit:
+    one_batch = run.batches.batches_a_round == 1  # those of a round continue on the same weights
+    if not run.batches.dynamic and run.batches.exact and one_batch and limit is not None and old > limit:
         yield error(
             f"explorer.batches_in_flight {run.batches.in_flight} with synchronizer.max_staleness {limit}: a continued "
             f"answer is at least {old} policy versions old when it trains; set max_staleness to {old} or more, or "

@@ -212,15 +212,14 @@ class Scheduler:
             self._drained.pop().set_result(None)
 
     def _under_way(self) -> bool:
-        """Whether a started request is unfinished. Only the first of the waiting requests can have started rows."""
-        return bool(self.generator.rows or (self._waiting and self._waiting[0].started))
+        """Whether a started request is unfinished."""
+        return bool(self.generator.rows) or any(request.started for request in self._waiting)
 
     def _admit(self) -> None:
         """Start rows of waiting requests, in order, as far as they fit; start no new request while an update waits."""
-        while self._waiting:
-            request = self._waiting[0]
+        for request in list(self._waiting):
             if self._updates and not request.started:
-                return
+                continue
             count = 0 if request.over else self._fitting(request)
             if count:
                 request.policy_version = self.served.policy_version
@@ -230,9 +229,11 @@ class Scheduler:
                     request.fail(error)
                     raise
             if request.admitted < request.rows and not request.over:
-                return
+                if request.admitted < request.admissible:
+                    return
+                continue
             with self._wake:
-                self._waiting.popleft()
+                self._waiting.remove(request)
 
     def _fitting(self, request: Request) -> int:
         """Number of further rows of ``request`` that fit beside the active rows; at least one if no row is active.

@@ -85,10 +85,8 @@ class Verdict:
 
     def fail(self, error: BaseException) -> None:
         """Record why there is no verdict. Only the first reason is kept."""
-        if isinstance(error, JudgeResultError):
-            self.error = self.error or str(error)
-            return
-        text, place = described(error), user_place(error)
+        says_all = isinstance(error, JudgeResultError)
+        text, place = (str(error), None) if says_all else (described(error), user_place(error))
         cut = text if len(text) <= _ERROR_CHARACTERS else f"{text[:_ERROR_CHARACTERS]}…"
         self.error = self.error or f"{cut}{f' ({place})' if place else ''}"
 

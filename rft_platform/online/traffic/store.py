@@ -105,7 +105,7 @@ def many_stale(counts: Mapping[str, int]) -> str | None:
     if stale == 0 or stale < _MANY_STALE * committed:
         return None
     return (
-        f"{stale:,} of {committed:,} committed rows became stale before a training could take them: raise "
+        f"{stale:,} of {committed:,} committed rows have become stale so far, before a training could take them: raise "
         "buffer.train_batch_size or synchronizer.max_staleness, or lower service.record_rate"
     )
 

@@ -4,14 +4,12 @@ import asyncio
 import copy
 import inspect
 import logging
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rft_platform.cluster.this_process import interruptible_loop
@@ -35,8 +33,8 @@ LOGGER = logging.getLogger("rft_platform.rollout")  # workflow functions get it,
 
 T = TypeVar("T")
 
-#: Seconds without a turn of the event loop after which the code that blocks it is reported.
-BLOCKED_S = 5.0
+#: Seconds between two looks at the event loop, and looks without a turn of it after which what blocks it is reported.
+LOOK_S, LOOKS = 1.0, 5
 
 
 async def call_workflow(
@@ -88,15 +86,10 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     kept until the process ends: freeing a task could hang, because its code may suppress every exception, also the one
     with which Python ends a coroutine.
     """
-
-    async def watched() -> T:
-        with _blocking_noted():
-            return await main
-
     runner = asyncio.Runner(loop_factory=UserCodeLoop)
     try:
-        with interruptible_loop():
-            return runner.run(watched())
+        with interruptible_loop(), _blocking_noted(runner.get_loop()):
+            return runner.run(main)
     finally:
         if remaining := asyncio.all_tasks(runner.get_loop()):
             asyncio.set_event_loop(None)
@@ -106,40 +99,38 @@ def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def _blocking_noted() -> Iterator[None]:
-    """Warn of user code that blocks this event loop: no other run continues, and no time-out ends it.
-
-    An interruption of the command only cancels the main task, which needs a turn of the loop: it is repeated, so that
-    the code gets it as KeyboardInterrupt.
-    """
-    loop, main, owner = asyncio.get_running_loop(), asyncio.current_task(), threading.current_thread()
-    last_turn, noted = monotonic(), False
-
-    def turn() -> None:
-        nonlocal last_turn, noted
-        last_turn, noted = monotonic(), False
+def _blocking_noted(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Warn of user code that blocks ``loop``, which this thread runs: no other run continues, no time-out ends it."""
+    owner, turned, looks = threading.get_ident(), threading.Event(), 0
+    turned.set()
 
     def look() -> None:
-        nonlocal noted
-        loop.call_soon_threadsafe(turn)
-        if monotonic() - last_turn < BLOCKED_S or owner.ident is None:
+        nonlocal looks
+        if turned.is_set():
+            turned.clear()
+            looks = 0
+            loop.call_soon_threadsafe(turned.set)
             return
-        if main is not None and main.cancelling() and owner is threading.main_thread():
-            signal.pthread_kill(owner.ident, signal.SIGINT)
-            return
-        place = innermost_user_place(traceback.extract_stack(sys._current_frames().get(owner.ident)))
-        if place is not None and not noted:
+        looks += 1  # counted, not timed: a process that was stopped meanwhile has not blocked
+        place = _blocking_place(owner) if looks == LOOKS else None
+        if place is not None:
             LOGGER.warning(
                 "%s has blocked the event loop for %g s: meanwhile no other run continues, and explorer.max_timeout "
                 "has no effect. Await what takes long, or write the workflow as a function without `async`, which runs "
                 "in a thread, or set explorer.workers: {kind: process}",
                 place,
-                BLOCKED_S,
+                LOOKS * LOOK_S,
             )
-            noted = True
 
-    with repeating(look, BLOCKED_S / 5, "event-loop-watch", "the event loop could not be watched"):
+    with repeating(look, LOOK_S, "event-loop-watch", "the event loop could not be watched"):
         yield
+
+
+def _blocking_place(thread: int) -> str | None:
+    """``file:line`` of the user code that ``thread`` runs in its event loop, or None."""
+    stack = traceback.extract_stack(sys._current_frames().get(thread))
+    in_loop = max((number for number, frame in enumerate(stack) if frame.filename == __file__), default=0)
+    return innermost_user_place(stack[in_loop:])
 
 
 def _hold(*objects: object) -> None:

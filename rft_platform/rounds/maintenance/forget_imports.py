@@ -15,7 +15,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.config.home import Home
 from rft_platform.model_registry.run_traces import delete_traces
-from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_rows, one_per_judgement
+from rft_platform.rounds.maintenance.row_erasure import Forgotten, erase_judge_errors, erase_rows, one_per_judgement
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.record import DatasetFile, drop_canaries, read, write
 from rft_platform.rounds.reporting.lineage import descendants_of, trace_row, trained_with
@@ -159,6 +159,7 @@ def _erase_rollouts(project: Project, registry: "ModelRegistry | None", tasks: s
         drop_canaries(project.store, 0)  # the start's canary is made of tasks
     for number in project.store.rounds():
         if project.store.ledger(number).read().retired:
+            erase_judge_errors(project.store, number)
             continue
         stored = project.store.read_rollouts(number, ["row_id", "run_id", "task_id"]).to_pylist()
         held = [row for row in stored if row["task_id"] in tasks]

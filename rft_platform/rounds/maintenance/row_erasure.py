@@ -89,7 +89,8 @@ def erase_rows(store: "ExperienceStore", round_number: int, row_ids: Collection[
         for name in contents.judgements():
             judged = table_to_judged(read_table(ledger.folder / name, JUDGED_SCHEMA))
             renamed = _renamed(judged, wanted, rename)
-            if any(one.group_id != other.group_id for one, other in zip(renamed, judged, strict=True)):
+            changed = zip(renamed, judged, strict=True)
+            if any((new.group_id, new.judge_error) != (old.group_id, old.judge_error) for new, old in changed):
                 _rewrite(ledger, contents, name, judged_to_table(renamed))
         for name in contents.unfinished():  # they may be answers to the same tasks
             del contents.files[name]
@@ -97,6 +98,16 @@ def erase_rows(store: "ExperienceStore", round_number: int, row_ids: Collection[
         delete_superseded(ledger, contents, [name for name in contents.superseded if name not in contents.files])
         for path in (ledger.folder / ASIDE).glob("*.parquet"):
             path.unlink(missing_ok=True)
+
+
+def erase_judge_errors(store: "ExperienceStore", round_number: int) -> None:
+    """Erase the texts of the judge's errors of a round whose rollouts are retired: they may quote any run of it."""
+    ledger = store.ledger(round_number)
+    with ledger.change() as contents:
+        for name in contents.judgements():
+            judged = table_to_judged(read_table(ledger.folder / name, JUDGED_SCHEMA))
+            if any(row.judge_error is not None for row in judged):
+                _rewrite(ledger, contents, name, judged_to_table([replace(row, judge_error=None) for row in judged]))
 
 
 def _rewrite(ledger: Ledger, contents: Contents, name: str, table: "pa.Table") -> None:

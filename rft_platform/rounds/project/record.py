@@ -79,6 +79,9 @@ class Explored:
 
     rows: int = 0
     policy_version: int = 0  # of the default policy; traffic: the newest version
+    older_groups: dict[str, int] = field(
+        default_factory=dict
+    )  # the version of the oldest token, of groups with older ones
     policy_round: int = 0
     weights_digest: str = ""
     workflow_code: str | None = None  # digest of the user's code

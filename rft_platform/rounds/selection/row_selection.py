@@ -25,7 +25,6 @@ from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.parquet import fetch_unless_here
-from rft_platform.experience.schema import oldest_versions
 from rft_platform.experience.selections import (
     FILTERED,
     FRESH,
@@ -38,16 +37,7 @@ from rft_platform.experience.selections import (
 )
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.project.record import (
-    Explored,
-    Judged,
-    Policy,
-    RowSelection,
-    published,
-    read,
-    snapshot_of,
-    write,
-)
+from rft_platform.rounds.project.record import Judged, Policy, RowSelection, published, read, snapshot_of, write
 from rft_platform.rounds.project.repair import refuse_damaged_rows
 
 _REMEMBERED = 1024  #: rounds whose groups a process remembers, about 50 kB each
@@ -248,7 +238,7 @@ def groups_of(store: ExperienceStore, number: int, policy: str | None = None) ->
         key, job = round_key(number), "explore_job" if explored is None else "judge_job"
         raise StorageError(f"{key} has no judgement in force to train on: launch {job} for {key}")
     rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
-    version, older = explored.policy_version, _older_rows(store, number, explored)
+    version = explored.policy_version
     if snapshot is not None:
         version = snapshot.policy_version
         called = store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
@@ -259,21 +249,17 @@ def groups_of(store: ExperienceStore, number: int, policy: str | None = None) ->
     for row in rows:
         kept.setdefault(row["group_id"], [])
         (kept if row["dropped_by"] is None else filtered).setdefault(row["group_id"], []).append(row["row_id"])
-    found = []
-    for name, ids in kept.items():
-        others = filtered.get(name, [])
-        oldest = min(older.get(row_id, version) for row_id in (*ids, *others))
-        found.append(Group(number, name, judge_version, oldest, tuple(ids), tuple(others)))
-    return found
-
-
-def _older_rows(store: ExperienceStore, number: int, explored: Explored) -> dict[str, int]:
-    """The oldest version of the weights that sampled a token of each row, if it is not the round's for all of them."""
-    versions = explored.figures.get("policy_versions") or [explored.policy_version]
-    if not explored.figures.get("continued_rows") and min(versions) == explored.policy_version:
-        return {}
-    rows = store.read_rollouts(number, columns=["row_id", "policy_version", "token_versions"])
-    return dict(zip(rows["row_id"].to_pylist(), oldest_versions(rows).tolist(), strict=True))
+    return [
+        Group(
+            number,
+            name,
+            judge_version,
+            explored.older_groups.get(name, version),
+            tuple(ids),
+            tuple(filtered.get(name, ())),
+        )
+        for name, ids in kept.items()
+    ]
 
 
 def split_stale(groups: list[Group], version: int, limit: int | None) -> tuple[list[Group], list[Group]]:

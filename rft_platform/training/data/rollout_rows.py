@@ -12,7 +12,7 @@ import numpy as np
 from rft_platform.common.errors import NAMED, NonFiniteError, StorageError, UserError, some
 from rft_platform.common.files import digest_file, digest_json
 from rft_platform.experience.parquet import read_table, read_tables
-from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA, oldest_versions
+from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA, list_lengths
 from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
 from rft_platform.judging.operators.filters import DYNAMIC_SAMPLING
 from rft_platform.training.data.samples import Sample, rollout_sample
@@ -138,7 +138,7 @@ def read_rollouts(
     group = rows["group_id"].combine_chunks().dictionary_encode()
     run = rows["run_id"].combine_chunks().dictionary_encode()
     facts = {
-        "policy_version": oldest_versions(rows),
+        "policy_version": _oldest_versions(rows),
         "truncated": rows["truncated"].to_numpy(),
         "reward": judgements["reward"].to_numpy(),
         "run": _codes(run),
@@ -155,6 +155,14 @@ def read_rollouts(
         other_sampling=int(other.sum()),
         masked=_masked(every, rows, group.dictionary, run.dictionary),
     )
+
+
+def _oldest_versions(rows: "pa.Table") -> np.ndarray:
+    """The oldest version of the weights that sampled a token of each row, int64 [R]."""
+    oldest = np.array(rows["policy_version"].to_numpy())
+    for row in np.flatnonzero(list_lengths(rows["token_versions"])):
+        oldest[row] = min(rows["token_versions"][int(row)].as_py())
+    return oldest
 
 
 def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
