@@ -242,7 +242,10 @@ def test_many_stale_rows_are_reported(
     assert "stale" not in rft("rounds").stdout
     traffic.commit()
     traffic.settle(1, RoundRule(oldest_version=9))
-    assert "2 of 2 committed rows became stale before a training could take them: raise" in rft("rounds").stdout
+    assert (
+        "2 of 2 committed rows have become stale so far, before a training could take them: raise"
+        in rft("rounds").stdout
+    )
 
 
 def test_a_home_that_only_serves_names_no_threshold(

@@ -267,7 +267,9 @@ def test_the_status_page_shows_rows_that_no_round_trains_on(site) -> None:
     site.traffic.record([NewCall("greedy", 0, {"messages": []}, 24, 10, time.time(), trainable=False)])
     page = httpx.get(f"{site.url}/status", trust_env=False).text
     assert "<strong>2</strong>stale" in page and "<strong>1</strong>untrainable" in page
-    assert "2 of 2 committed rows became stale before a training could take them: raise buffer.train" in page
+    assert (
+        "2 of 2 committed rows have become stale so far, before a training could take them: raise buffer.train" in page
+    )
 
 
 def test_characters_that_reorder_text_are_written_out(site) -> None:

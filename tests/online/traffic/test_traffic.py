@@ -267,7 +267,7 @@ def test_rows_above_the_share_become_stale_like_others_and_tenants_have_subjects
     assert {row.tenant for row in store.settle(1, rule)} == {"shop", "bank"} and many_stale(store.counts()) is None
     assert store.settle(2, RoundRule(most_rows=4, subject_share=0.25, oldest_version=4)) == []
     assert store.counts()["stale"] == 2
-    assert "2 of 4 committed rows became stale" in str(many_stale(store.counts()))
+    assert "2 of 4 committed rows have become stale so far" in str(many_stale(store.counts()))
 
 
 def test_a_task_above_a_share_is_left_out_as_a_whole(store) -> None:
