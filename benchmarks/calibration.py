@@ -120,6 +120,8 @@ def _beside_each_other() -> list[Measured]:
     newer = now[f"uneven, one H200 with MPS, {fp8}, vLLM 0.26"]["medians"]["seconds"]
     sampled = now[f"uneven, one of two H200 with MPS, {fp8}, TRL beside it"]["medians"]["seconds"]
     quiet = now[f"uneven, one of two H200 with MPS, {fp8}, training on the other"]["medians"]["seconds"]
+    alone = now[f"uneven, one H200 with MPS, {fp8}, TRL right after"]["medians"]["seconds"]
+    in_flight = now[f"uneven, one H200 with MPS, {fp8}, two batches in flight"]["medians"]["seconds"]
     free = before["even, one GPU with MPS, save_interval 100"]["medians"]["seconds"]
     two = before["even, two GPUs"]["medians"]["seconds"]
     even_turns = statistics.median(before["even, one GPU, turns"]["seconds"][1:-1])
@@ -151,6 +153,8 @@ def _beside_each_other() -> list[Measured]:
         Measured("uneven, offset 1, one H200, MPS, fp8 cache, vLLM 0.26", source, "uneven", mps, newer),
         Measured("uneven, offset 1, one of two H200, MPS, fp8 cache", source, "uneven", mps, sampled),
         Measured("uneven, offset 1, one of two H200, MPS, fp8 cache, again", source, "uneven", mps, quiet),
+        Measured("uneven, offset 1, one H200, MPS, fp8 cache, nothing beside", source, "uneven", mps, alone),
+        Measured("uneven, offset 1, one H200, MPS, fp8 cache, two in flight", source, "uneven", mps, in_flight),
         Measured("even, offset 1, one H200, MPS, no saves", earlier, "even", replace(mps, saves=0), free, "MPS"),
         Measured("even, offset 1, two H100", source, "even", Setup("0.6b", "H100", overlap="apart"), two_h100),
         Measured("even, offset 1, two H200", earlier, "even", apart, two),

@@ -1,9 +1,10 @@
 """The steps of a vLLM engine by the number of running answers: their time, that of the scheduler, and of the kernels.
 
-Runs the uneven rows of ``round_gpu.py`` (groups of 8 answers below prompts of 60 to 1,000 tokens, answers of 1 to 1,024
-that end by chance) on vLLM alone, with the platform's scheduler and sampling. The first batch compiles and does not
-count. In the last batch, the kernels of 20 steps are traced at two places; they are seen only if vLLM's worker has no
-process of its own.
+Steps that also read a prompt are counted apart. Runs the uneven rows of ``round_gpu.py`` (groups of 8 answers below
+prompts of 60 to 1,000 tokens, answers of 1 to 1,024 that end by chance) on vLLM alone, with the platform's scheduler
+and sampling. With more ``--prompts`` than the engine has slots for, prompts begin while others are answered. The first
+batch compiles and does not count. In the last batch, the kernels of 20 steps are traced at two places; they are seen
+only if vLLM's worker has no process of its own.
 ``python benchmarks/engine_steps.py --out FILE [--batches 3] [--engine '{"kv_cache_dtype": "fp8"}']`` in an interpreter
 that has vLLM, with the repository on its PYTHONPATH. ``--small`` tries the script on a CPU.
 """
@@ -84,25 +85,27 @@ class _Timed:
 
 
 def by_running(steps: list[list[float]]) -> Iterator[dict[str, float]]:
-    """Medians of the steps with about as many running answers."""
-    groups: dict[int, list[tuple[float, float, float]]] = {}
-    for (begin, schedule, update, _, running), following in pairwise(steps):
-        groups.setdefault(int(running) // WIDTH * WIDTH, []).append((following[0] - begin, schedule, update))
-    for running, times in sorted(groups.items(), reverse=True):
+    """Medians of the steps with about as many running answers, apart by whether a step reads a prompt too."""
+    groups: dict[tuple[int, bool], list[tuple[float, float, float]]] = {}
+    for (begin, schedule, update, tokens, running), following in pairwise(steps):
+        group = groups.setdefault((int(running) // WIDTH * WIDTH, tokens > running), [])
+        group.append((following[0] - begin, schedule, update))
+    for (running, with_prompt), times in sorted(groups.items(), reverse=True):
         step, schedule, update = (round(1000 * statistics.median(column), 2) for column in zip(*times, strict=True))
         yield {
-            "running_from": running, "steps": len(times), "step_ms": step, "schedule_ms": schedule, "update_ms": update
+            "running_from": running, "with_prompt": with_prompt, "steps": len(times),
+            "step_ms": step, "schedule_ms": schedule, "update_ms": update,
         }  # fmt: skip
 
 
-def requests(seed: int, small: bool) -> tuple[list[Any], list[Any]]:
-    """The prompts of a batch and their sampling parameters."""
+def requests(seed: int, count: int, small: bool) -> tuple[list[Any], list[Any]]:
+    """``count`` prompts of a batch, each 8 times, and the sampling parameters of each answer."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     rng = random.Random(seed)
     prompts, sampling = [], []
-    for _ in range(4 if small else 64):
+    for _ in range(count):
         ids = [rng.randrange(3, 250 if small else 150_000) for _ in range(rng.randrange(60, 100 if small else 1000))]
         for _ in range(8):
             length = min(100 if small else 1024, 1 + int(rng.expovariate(1 / 600)))
@@ -121,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batches", type=int, default=3, help="three or more")
+    parser.add_argument("--prompts", type=int, help="of a batch, each with 8 answers; default: 64 (with --small 4)")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON object of options of vLLM's LLM")
     parser.add_argument("--model", type=Path, help="folder; default: a random model of the shape of Qwen3 0.6B")
     parser.add_argument("--small", action="store_true")
@@ -140,13 +144,14 @@ def main() -> None:
         str(model), scheduler_cls="engine_steps.timed_scheduler", logprobs_mode="processed_logprobs", seed=0,
         generation_config="vllm", **sizes | given.engine,
     )  # fmt: skip
+    prompts = given.prompts or (4 if given.small else 64)
     result: dict[str, Any] = {
-        "machine": describe("cpu" if given.small else "cuda"), "engine": given.engine,
+        "machine": describe("cpu" if given.small else "cuda"), "engine": given.engine, "prompts": prompts,
         "start_s": round(time.perf_counter() - begin, 1), "batches": [],
     }  # fmt: skip
     for seed in range(given.batches):
         begin = time.perf_counter()
-        answers = engine.generate(*requests(seed, given.small), use_tqdm=False)
+        answers = engine.generate(*requests(seed, prompts, given.small), use_tqdm=False)
         seconds = time.perf_counter() - begin
         tokens = sum(len(answer.outputs[0].token_ids) for answer in answers)
         result["batches"].append({"seconds": seconds, "tokens": tokens, "tokens_per_s": round(tokens / seconds)})
