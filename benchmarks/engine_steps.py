@@ -57,7 +57,8 @@ class _Timed:
     def update_from_output(self, *args: Any, **options: Any) -> Any:
         begin = time.perf_counter()
         out = super().update_from_output(*args, **options)  # type: ignore[misc]
-        self.steps[-1][2] += time.perf_counter() - begin
+        if self.steps:  # an asynchronous step may end after the batch
+            self.steps[-1][2] += time.perf_counter() - begin
         if not (self.running or self.waiting) and len(self.steps) > TRACED:  # type: ignore[attr-defined]
             if self.trace is not None:  # the batch ended before the traced steps did
                 self.trace.__exit__(None, None, None)

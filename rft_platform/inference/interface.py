@@ -185,5 +185,5 @@ class PolicyEngine(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """End the server process and remove its lease; a process that somebody else runs goes on."""
+        """End the server process and remove its lease; a process that somebody else runs is left alone."""
         ...

@@ -7,7 +7,7 @@ Invariants:
 - Of several writers one creates a number. A writer that finds the number taken by another home has lost the project.
 - A home commits under an id that it got by its newest claim. A copy of a home has no id before it claims the project.
 - Every ``EVERY``-th commit, and the first one of a home, names all files. ``newest.json`` gives the number of one of
-  these; it may be old, never wrong: a reader goes on from there, one number after the other.
+  these; it may be old, never wrong: a reader continues from there, one number after the other.
 """
 
 import json

@@ -111,7 +111,7 @@ def optimise_prompt(project: Project, engine: PolicyEngine, registry: "ModelRegi
 
 
 def _stored(project: Project, registry: "ModelRegistry", result: PromptResult) -> PromptResult:
-    """The result with its address in MLflow. It is written before MLflow is asked: a search may have taken hours."""
+    """The result with its address in MLflow. It is first written without one: a search may have taken hours."""
     write_prompt_report(project, result)
     if not result.found:
         return result

@@ -118,7 +118,7 @@ def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
     """Check a configuration and write it to the project's folder; returns its plan. ``service``: for ``rft serve``.
 
     Raises UserError if the configuration cannot be run. Then nothing is written, except that a home with a
-    ``store_url`` has the stored files; the home that drives the project goes on.
+    ``store_url`` has the stored files; the home that drives the project is left alone.
     """
     if config.store_url is not None:
         for problem in stored_copy_problems(config):

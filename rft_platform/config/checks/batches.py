@@ -9,6 +9,7 @@ from rft_platform.config.schema.rft_config import RftConfig
 
 
 def batch_problems(run: RunSettings) -> Iterator[Finding]:
+    """Batch sizes and training settings that contradict each other."""
     config, preset, plan = run.config, run.algorithm, run.batches
     if config.buffer.train_batch_size == "round":
         yield from _whole_round_problems(config, preset)
@@ -65,6 +66,7 @@ def _divisor(total: int, near: int) -> int:
 
 
 def in_flight_problems(run: RunSettings) -> Iterator[Finding]:
+    """Settings that ``explorer.batches_in_flight`` above 1 cannot be used with."""
     config = run.config
     if run.batches.in_flight == 1:
         return

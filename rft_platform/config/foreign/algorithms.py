@@ -121,7 +121,7 @@ def _adaptive_kl(section: Data, name: str) -> Iterator[str]:
         raise UserError(f"{key}.adaptive: target_kl is not set: give the KL per token to adapt to, or leave it out")
     put(arguments, "target", target, f"{key}.target_kl and {key}.target")
     if horizon is not None:
-        yield f"{key}.horizon {horizon} has no effect here: it counts experiences there, and tokens here; set it anew"
+        yield f"{key}.horizon {horizon} has no effect here: it counts experiences there, and tokens here; set it again"
 
 
 def _arguments(section: Data, name: str, own: frozenset[str]) -> Data | None:

@@ -31,8 +31,8 @@ class SelectionContext:
 def unit_of(tenant: str, names: Mapping[str, str], msg_id: str) -> str:
     """The calls that are selected together: a run of a task, else a conversation, else a run, else the message.
 
-    Run ids are often small numbers that each task counts anew, so a run is named by its task; a run without a task,
-    outside of a conversation, is named by its id alone. Each tenant has its own names.
+    Run ids are often small numbers that start again with each task, so a run is named by its task; a run without a
+    task, outside of a conversation, is named by its id alone. Each tenant has its own names.
     """
     task, conversation, run = (names.get(name) for name in ("task_id", "conversation", "run_id"))
     named = ("run", task, run) if task and run else ("conversation", conversation) if conversation else ("run", run)

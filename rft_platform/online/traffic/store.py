@@ -53,7 +53,7 @@ LOG = logging.getLogger(__name__)
 ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events; their detail ``limit`` names the exceeded limit
 RESUMED = "training_resumed"  #: kind of the event by which a user ends the pause of the alerts that are open then
 MOST_IDS = 10_000  #: messages that one feedback may name
-_MANY_STALE = 0.25  # share of the committed rows that are stale, from which users are told
+_MANY_STALE = 0.25  # share of the committed rows that are stale, from which a warning is shown
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
 _NUMBERS = 10_000  # row numbers in one statement

@@ -222,7 +222,7 @@ class RunHistory:
         return self._calls[start:end]
 
     def start(self) -> None:
-        """Call this in the context in which the workflow is about to run: its parallel branches are told apart."""
+        """Call this in the context in which the workflow is about to run: its parallel branches are distinguished."""
         self._branches.start()
 
     def set_env_state(self, digest: str | None) -> None:

@@ -427,7 +427,7 @@ def _still_valid(project: Project, number: int, known: RowSelection, policy: str
 def _rows_exist(store: ExperienceStore, number: int, known: RowSelection, policy: str) -> bool:
     """Whether the rounds still have the rows that the selection takes: one may have been explored again since.
 
-    Rows whose files are missing or cannot be read count as existing: whoever reads them reports that.
+    Rows whose files are missing or cannot be read count as existing: the code that reads them reports that.
     """
     rows = read_selection(store, number, ["row_id", "use"], policy).to_pylist()
     missing = {row["row_id"] for row in rows if row["use"] != STALE}

@@ -12,7 +12,7 @@ from game import WOLF, Game, Request
 Script = Callable[[Game, Request, random.Random], str]
 
 TALK = ("", "", "Too quiet.", "I trust nobody.", "Watch the votes.")
-# The village's rule. Whoever has nothing to hide accuses; a defence, a claim or silence is suspicious. SLIP is the
+# The village's rule. A player who has nothing to hide accuses; a defence, a claim or silence is suspicious. SLIP is the
 # share of speeches in which a villager defends or claims nevertheless, such that wolves that act at random win half.
 SLIP = 0.32
 TODAY, EARLIER, ACCUSED, FOUND = 2.0, 0.5, 1.0, 1.0
