@@ -14,6 +14,7 @@ from rft_platform.recipes.tiny_model import build_tokenizer
 
 VOCABULARY = 151936
 CONTEXT = 16_384
+WORD = r"w\d{6}"  # the text of an id that the tiny model's tokenizer lacks
 _COMMON = {"vocab_size": VOCABULARY, "num_key_value_heads": 8, "head_dim": 128}
 
 #: The Qwen3 models of these sizes: https://arxiv.org/abs/2505.09388, table 1.
@@ -56,15 +57,18 @@ def build_shape_model(folder: Path, shape: str = "0.6b", dtype: str = "bfloat16"
 def fill_vocabulary(file: Path, size: int) -> None:
     """Give every id up to ``size`` a text of its own that encodes to this id, between any others.
 
-    So the history of a conversation encodes to the ids that were sampled. Words of the BPE vocabulary would not: its
-    merges make no such word.
+    So the history of a conversation encodes to the ids that were sampled. The words are part of the BPE vocabulary and
+    are looked up as a whole (``ignore_merges``): as added tokens, 150,000 of them would take seconds to load.
     """
     tokenizer = read_json(file)
-    added = {token["id"]: token for token in tokenizer["added_tokens"]}
-    kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    words = set(range(size)) - set(tokenizer["model"]["vocab"].values()) - set(added)
-    added |= {number: {"id": number, "content": f"w{number:06d}", **kind} for number in words}
-    tokenizer["added_tokens"] = [added[number] for number in sorted(added)]
+    model, split = tokenizer["model"], tokenizer["pre_tokenizer"]["pretokenizers"][0]
+    model["vocab"] |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
+    words = set(range(size)) - set(model["vocab"].values())
+    model["vocab"] |= {f"w{number:06d}": number for number in sorted(words)}
+    model["ignore_merges"] = True
+    word = {**split, "pattern": {"Regex": WORD}}
+    split["pattern"]["Regex"] = f"{WORD}|{split['pattern']['Regex']}"
+    tokenizer["pre_tokenizer"]["pretokenizers"].insert(0, word)
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
 
 
