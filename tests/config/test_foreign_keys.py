@@ -435,6 +435,50 @@ def test_the_critics_settings_of_another_trainer_are_taken_over() -> None:
     )
 
 
+ACTOR: dict[str, Any] = {
+    "optim": {
+        "lr": 5e-6, "lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.1, "warmup_style": "cosine", "min_lr_ratio": 0.1,
+        "betas": [0.9, 0.95], "weight_decay": 0.1,
+    },
+    "grad_clip": 0.5,
+    "use_dynamic_bsz": True,
+}  # fmt: skip
+OF_ACTOR = "trainer.trainer_config.actor_rollout_ref.actor.optim"
+
+
+def test_the_policys_optimizer_of_another_trainer_is_taken_over() -> None:
+    foreign = {"trainer__trainer_config__actor_rollout_ref__actor": ACTOR, "algorithm__kl_loss_fn": "none"}
+    data, notices = converted(**foreign, trainer__total_steps=50)
+    optimizer = build_config(data).algorithm.optimizer
+    assert (optimizer.lr, optimizer.lr_warmup_steps, optimizer.lr_scheduler_type) == (5e-6, 5, "cosine")
+    assert (optimizer.betas, optimizer.weight_decay, optimizer.clip_grad) == ((0.9, 0.95), 0.1, 0.5)
+    said, unused = notices
+    assert said == f"{OF_ACTOR}.lr_warmup_steps_ratio 0.1 of 50 steps is lr_warmup_steps 5"
+    assert unused.endswith(": actor.optim.min_lr_ratio, actor.use_dynamic_bsz")
+    assert f"{OF_ACTOR}.lr_warmup_steps_ratio 0.1: the number of steps is not set" in refusal(**foreign)
+
+
+def test_the_optimizer_of_the_algorithm_comes_before_that_of_another_trainer() -> None:
+    own = {"lr": 1e-5, "lr_warmup_steps": 3, "clip_grad": 2.0}
+    data, notices = converted(
+        algorithm={"kl_loss_fn": "none", "optimizer": own}, trainer__trainer_config__actor_rollout_ref__actor=ACTOR
+    )
+    optimizer = data["algorithm"]["optimizer"]
+    assert own.items() <= optimizer.items() and optimizer["weight_decay"] == 0.1
+    unused = "actor.optim.lr, actor.optim.lr_warmup_steps, actor.optim.lr_warmup_steps_ratio, actor.optim.min_lr_ratio"
+    assert unused in str(notices)
+
+
+def test_the_warm_start_takes_over_the_optimizer_of_another_trainer() -> None:
+    staged = stages(algorithm__optimizer__lr=1e-5)
+    staged[0]["trainer"] = {"total_steps": 20, "trainer_config": {"actor_rollout_ref": {"actor": ACTOR}}}
+    data, notices = convert({"stages": staged}, "a.yaml")
+    optimizer = data["warm_start"]["optimizer"]
+    assert (optimizer["lr"], optimizer["lr_warmup_steps"], optimizer["weight_decay"]) == (1e-5, 2, 0.1)
+    assert f"stages[0].{OF_ACTOR}.lr has no effect here" in str(notices)
+    assert f"stages[0].{OF_ACTOR}.weight_decay" not in str(notices)
+
+
 def test_critic_settings_without_a_critic_are_reported() -> None:
     _, (line,) = convert(nested(algorithm__algorithm_type="grpo", trainer__trainer_config__critic=CRITIC), "a.yaml")
     assert line.endswith(": optim.lr, optim.weight_decay, cliprange_value, ppo_max_token_len_per_gpu")

@@ -31,6 +31,17 @@ _CRITIC: Mapping[str, str] = {
     "grad_clip": "clip_grad",
     "cliprange_value": "value_clip",
 }
+#: Keys of the policy below ``trainer.trainer_config``, and their names below ``algorithm.optimizer``.
+_POLICY: Mapping[str, str] = {
+    "actor_rollout_ref.actor.optim.lr": "lr",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "lr_warmup_steps",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": "lr_warmup_steps_ratio",
+    "actor_rollout_ref.actor.optim.warmup_style": "lr_scheduler_type",
+    "actor_rollout_ref.actor.optim.betas": "betas",
+    "actor_rollout_ref.actor.optim.weight_decay": "weight_decay",
+    "actor_rollout_ref.actor.grad_clip": "clip_grad",
+}
+_SHARE = "algorithm.optimizer.lr_warmup_steps_ratio"
 _AUXILIARY_BUFFERS = "buffer.trainer_input.auxiliary_buffers"
 
 
@@ -50,7 +61,8 @@ def convert_algorithm(data: Data) -> Iterator[str]:
     yield from _entropy_clip(section)
     yield from _advantage(section)
     yield from _loss(section)
-    yield from warm_up(data, section)
+    share = policy_optimizer(data, section)
+    yield from warm_up(data, section, share)
     yield from _teacher(data, section)
     yield from _operators(data)
     yield from _replay(data)
@@ -69,6 +81,25 @@ def _critic(data: Data, section: Data) -> None:
     for foreign, own in _CRITIC.items():
         for found in find(data, f"trainer.trainer_config.critic.{foreign}"):
             put(section, f"critic.{own}", found.value(), f"{found.shown} and algorithm.critic.{own}")
+
+
+def policy_optimizer(data: Data, section: Data) -> str:
+    """Move the policy's settings from the sections of another framework's trainer to ``section``.
+
+    As in the other system, what ``algorithm.optimizer`` sets is kept, and the other value has no effect. Returns the
+    key of the file that sets the warm-up as a share of all steps.
+    """
+    share = _SHARE
+    kept = {name for name in _POLICY.values() if value_at(section, f"optimizer.{name}") is not None}
+    if "lr_warmup_steps" in kept:
+        kept.add("lr_warmup_steps_ratio")
+    for foreign, own in _POLICY.items():
+        for found in find(data, f"trainer.trainer_config.{foreign}"):
+            if own in kept or found.section[found.name] is None:
+                continue
+            put(section, f"optimizer.{own}", found.value(), f"{found.shown} and algorithm.optimizer.{own}")
+            share = found.shown if own == "lr_warmup_steps_ratio" else share
+    return share
 
 
 def _named(section: Data) -> Iterator[str]:
@@ -223,11 +254,11 @@ def _renamed(arguments: Data, names: Mapping[str, str | None]) -> tuple[Data, li
     return kept, dropped
 
 
-def warm_up(data: Data, section: Data) -> Iterator[str]:
+def warm_up(data: Data, section: Data, key: str = _SHARE) -> Iterator[str]:
     """Replace the warm-up as a share of all steps by a number of steps; yields one line that states both.
 
-    Raises UserError if the number of all steps is not known: ``buffer.total_steps`` counts explore batches, except in a
-    training on a dataset.
+    ``key``: the share's key in the file. Raises UserError if the number of all steps is not known:
+    ``buffer.total_steps`` counts explore batches, except in a training on a dataset.
     """
     optimizer = section.get("optimizer")
     if not isinstance(optimizer, dict):
@@ -238,18 +269,18 @@ def warm_up(data: Data, section: Data) -> Iterator[str]:
     if not share:
         return
     if not _is_share(share):
-        raise UserError(f"algorithm.optimizer.lr_warmup_steps_ratio {share!r}: expected a number from 0 to 1")
+        raise UserError(f"{key} {share!r}: expected a number from 0 to 1")
     steps = value_at(data, "trainer.total_steps")
     if not steps and data.get("mode") == "train" and value_at(data, f"{_STORE}.storage_type") == "file":
         steps = value_at(data, "buffer.total_steps")
     if not isinstance(steps, int):
         raise UserError(
-            f"algorithm.optimizer.lr_warmup_steps_ratio {share}: the number of steps is not set; set "
+            f"{key} {share}: the number of steps is not set; set "
             "trainer.total_steps, or algorithm.optimizer.lr_warmup_steps"
         )
-    both = "algorithm.optimizer.lr_warmup_steps_ratio and lr_warmup_steps"
+    both = f"{key} and lr_warmup_steps"
     put(optimizer, "lr_warmup_steps", int(share * steps), both)
-    yield f"algorithm.optimizer.lr_warmup_steps_ratio {share} of {steps} steps is lr_warmup_steps {int(share * steps)}"
+    yield f"{key} {share} of {steps} steps is lr_warmup_steps {int(share * steps)}"
 
 
 def _teacher(data: Data, section: Data) -> Iterator[str]:

@@ -10,7 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 from rft_platform.common.errors import UserError
-from rft_platform.config.foreign.algorithms import convert_algorithm, default_kl, warm_up
+from rft_platform.config.foreign.algorithms import convert_algorithm, default_kl, policy_optimizer, warm_up
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
     REFUSED_REWARDS,
@@ -249,12 +249,12 @@ def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
 
     If the stage has no section ``buffer`` or ``trainer``, that section of the file is used.
     """
-    for key in _leaves(stage):
+    own = {name: section for name, section in stage.items() if section is not None}
+    stage = {name: deepcopy(data.get(name)) for name in ("buffer", "trainer")} | own
+    share = policy_optimizer(stage, stage["algorithm"])
+    for key in _leaves(own):
         if key not in _USED and not key.startswith(f"{_OPTIMIZER}."):
             yield f"stages[0].{key} has no effect here: section warm_start has the settings of the warm start"
-    stage = {name: data.get(name) for name in ("buffer", "trainer")} | {
-        name: section for name, section in stage.items() if section is not None
-    }
     buffer, form = mapping_at(stage, _STORE), mapping_at(stage, f"{_STORE}.format")
     for key, column in _COLUMNS.items():
         if form.get(key) not in (None, column):
@@ -270,19 +270,22 @@ def _warm_start(stage: Data, data: Data) -> Generator[str, None, Data]:
         section["steps"] = steps
     else:
         section["epochs"] = value_at(stage, "buffer.total_epochs") or 1
-    yield from _optimizer(stage, section, steps)
+    yield from _optimizer(stage, section, steps, share)
     return section
 
 
-def _optimizer(stage: Data, section: Data, steps: Any) -> Iterator[str]:
-    """Convert the stage's ``algorithm.optimizer`` as that of a whole file is converted; store it in ``section``."""
+def _optimizer(stage: Data, section: Data, steps: Any, share: str) -> Iterator[str]:
+    """Convert the stage's ``algorithm.optimizer`` as that of a whole file is converted; store it in ``section``.
+
+    ``share``: the key that sets the warm-up as a share of all steps.
+    """
     alone: Data = {"algorithm": {"optimizer": value_at(stage, _OPTIMIZER)}, "trainer": {"total_steps": steps}}
     lines: list[str] = []
     try:
         for key, treatment in KEYS:
             if key.startswith(f"{_OPTIMIZER}."):
                 lines += apply(alone, key, treatment)
-        lines += warm_up(alone, alone["algorithm"])
+        lines += warm_up(alone, alone["algorithm"], share)
         if (clip := value_at(stage, "trainer.grad_clip")) is not None:
             put(alone, f"{_OPTIMIZER}.clip_grad", clip, f"trainer.grad_clip and {_OPTIMIZER}.clip_grad")
     except UserError as error:

@@ -343,7 +343,10 @@ _TASKSET_NAMES = {
 CONVERTED: Mapping[str, str] = {
     "stages": "is read as warm_start, if the first stage is of sft, and as the sections of the project",
     "model.tinker": "is read as model.lora_configs: an adapter is trained on this machine",
-    "trainer.trainer_config": "has no effect, but for settings of its critic, which are read as algorithm.critic",
+    "trainer.trainer_config": (
+        "has no effect, but for settings of its critic, which are read as algorithm.critic, and of the optimizer of "
+        "actor_rollout_ref.actor, which are read as algorithm.optimizer"
+    ),
     "algorithm.optimizer.lr_warmup_steps_ratio": "is read as algorithm.optimizer.lr_warmup_steps",
     "algorithm.sample_strategy_args": "has no effect, but for expert_data_ratio, which is read as algorithm.experts",
     "buffer.trainer_input.auxiliary_buffers": "is read as algorithm.experts",
