@@ -282,6 +282,8 @@ def test_the_weight_of_a_kl_term_in_the_loss_is_constant() -> None:
 
 def test_a_kl_term_that_a_foreign_file_does_not_mention_is_reported() -> None:
     foreign = {"algorithm__algorithm_type": "grpo", "trainer__use_dynamic_bsz": True}
+    for mixed in ("mix", "mix_chord"):
+        assert f"{mixed} has no KL term here" in str(converted(**foreign | {"algorithm__algorithm_type": mixed})[1])
     data, (notice,) = converted(**foreign)
     assert "grpo has no KL term here, and one of weight 0.001 in Trinity-RFT: set it to 0.001" in notice
     assert build_config(data).algorithm.beta == 0

@@ -158,8 +158,8 @@ ALGORITHMS: Mapping[str, tuple[str, str | None]] = {
 #: Algorithms to whose loss the other system adds a KL term of weight ``KL_COEF``, unless the file says otherwise.
 WITH_KL = frozenset(
     {
-        "cispo", "gigpo", "gspo", "grpo", "grpo_verl", "multi_step_grpo", "opmd", "ppo", "rec", "reinforceplusplus",
-        "rloo", "sapo", "topr",
+        "cispo", "gigpo", "gspo", "grpo", "grpo_verl", "mix", "mix_chord", "multi_step_grpo", "opmd", "ppo", "rec",
+        "reinforceplusplus", "rloo", "sapo", "topr",
     }
 )  # fmt: skip
 KL_COEF = 0.001
