@@ -181,6 +181,18 @@ def test_every_known_reward_is_a_judge() -> None:
     assert not REWARDS.keys() & REFUSED_REWARDS.keys() and not WORKFLOWS.keys() & REFUSED_WORKFLOWS.keys()
 
 
+@pytest.mark.parametrize(
+    "given", [{"workflow": "math_workflow"}, {"reward_fn_type": "math_reward"}, {"reward_fn_type": "format_reward"}]
+)
+def test_the_form_of_a_text_changes_the_reward_by_as_much_as_in_the_other_system(given: dict[str, str]) -> None:
+    data, notices = converted(**with_taskset(**given))
+    form = value_at(data, f"{TASKSET}.judge")[-1]
+    assert (form["judge"], form["weight"]) == ("tags", 0.2)
+    assert f"{TASKSET}.judge: the form of the text adds 0.2 or 0, and 0.1 or -0.1 in Trinity-RFT" in str(notices)
+    own = build_config(data).model_dump()["buffer"]["explorer_input"]["taskset"]["judge"]  # not the same objects
+    assert "Trinity-RFT" not in str(converted(**with_taskset(judge=own))[1])
+
+
 def test_the_over_long_penalty_of_a_reward_is_a_filter() -> None:
     arguments = {
         "enable_overlong_penalty": True, "penalty_factor": 0.5, "max_response_length": 200, "cache_length": 50,

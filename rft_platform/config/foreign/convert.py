@@ -13,6 +13,8 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.foreign.algorithms import convert_algorithm, default_kl, policy_optimizer, warm_up
 from rft_platform.config.foreign.keys import KEYS
 from rft_platform.config.foreign.names import (
+    FORM,
+    FORM_NOTE,
     REFUSED_REWARDS,
     REFUSED_WORKFLOWS,
     REWARDS,
@@ -108,6 +110,9 @@ def _names(data: Data, shown: str, taskset: Data) -> Iterator[str]:
     elif isinstance(name, str) and ":" not in name and "." in name and "/" not in name and not name.endswith(".py"):
         module, _, attribute = name.rpartition(".")
         taskset["workflow"] = f"{module}:{attribute}"
+    judge = taskset.get("judge")
+    if isinstance(judge, list) and any(part is FORM for part in judge):
+        yield f"{shown}.judge: {FORM_NOTE}"
 
 
 def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> Iterator[str]:
