@@ -27,7 +27,7 @@ from rft_platform.config.foreign.treatments import Moved, Noted, Refused, find, 
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES
+from rft_platform.judging.execution.compose import MODEL_JUDGES, RULES, build_judge
 from rft_platform.rollout.workflow import BUILT_IN
 from tests.support.findings import warnings_of
 
@@ -191,6 +191,22 @@ def test_the_form_of_a_text_changes_the_reward_by_as_much_as_in_the_other_system
     assert f"{TASKSET}.judge: the form of the text adds 0.2 or 0, and 0.1 or -0.1 in Trinity-RFT" in str(notices)
     own = build_config(data).model_dump()["buffer"]["explorer_input"]["taskset"]["judge"]  # not the same objects
     assert "Trinity-RFT" not in str(converted(**with_taskset(judge=own))[1])
+
+
+@pytest.mark.parametrize(("arguments", "weight"), [({}, 0.1), ({"format_score_coef": 0.3}, 0.3)])
+def test_missing_thoughts_cost_the_coefficient_of_the_format(arguments: dict[str, float], weight: float) -> None:
+    keys = {"workflow": "math_boxed_workflow", "workflow_args": {"with_think": True, **arguments}}
+    data, notices = converted(**with_taskset(**keys))
+    config = build_config(data).buffer.explorer_input.taskset
+    assert config is not None and isinstance(config.judge, list)
+    right, thoughts = config.judge
+    assert (right.judge, right.weight, thoughts.judge, thoughts.weight) == ("math", 1.0, "tags", weight)
+    assert f"{TASKSET}.workflow_args with_think and format_score_coef" in str(notices)
+    assert "no effect" not in str(notices)
+    assert build_judge(config.judge).name == f"1 math + {weight} tags"
+    others = {"default_reward_fn_type": "math_dapo_reward"}, {"workflow_args": {"with_think": False}}
+    for other in others:
+        assert value_at(converted(**with_taskset(**keys | other))[0], f"{TASKSET}.judge") == "math"
 
 
 def test_the_over_long_penalty_of_a_reward_is_a_filter() -> None:

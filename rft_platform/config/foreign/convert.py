@@ -106,7 +106,7 @@ def _names(data: Data, shown: str, taskset: Data) -> Iterator[str]:
     if isinstance(reward, str) and (reward in REWARDS or reward in REFUSED_REWARDS):
         taskset["judge"] = _judge_of(data, shown, taskset, reward)
     if known is not None:
-        yield from _workflow(data, shown, taskset, known)
+        yield from _workflow(data, shown, taskset, known, reward)
     elif isinstance(name, str) and ":" not in name and "." in name and "/" not in name and not name.endswith(".py"):
         module, _, attribute = name.rpartition(".")
         taskset["workflow"] = f"{module}:{attribute}"
@@ -115,7 +115,8 @@ def _names(data: Data, shown: str, taskset: Data) -> Iterator[str]:
         yield f"{shown}.judge: {FORM_NOTE}"
 
 
-def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> Iterator[str]:
+def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow, reward: Any) -> Iterator[str]:
+    """Replace the workflow; ``reward``: the name of the reward in the file."""
     foreign = taskset["workflow"]
     taskset["workflow"] = known.workflow
     if not isinstance(taskset.get("workflow_args"), dict | None):
@@ -123,6 +124,8 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> It
     arguments = dict(taskset.pop("workflow_args", None) or {})
     thinks = bool(arguments.get("with_think"))
     prompt = (known.thinking_prompt if thinks else None) or known.system_prompt
+    if thinks and known.thinking_prompt is not None and reward in (None, "math_boxed_reward"):
+        yield _thoughts(shown, taskset, arguments.pop("format_score_coef", None) or 0.1)
     kept, dropped = {}, []
     for name, value in arguments.items():
         target = known.arguments.get(name, name if known.workflow != "single_turn" else None)
@@ -146,6 +149,16 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow) -> It
             form.setdefault("response_key", None)
     if known.note is not None:
         yield f"{shown}.workflow {foreign}: {known.note}"
+
+
+def _thoughts(shown: str, taskset: Data, weight: Any) -> str:
+    """Reward thoughts between tags beside a right answer; returns a line about the difference."""
+    thoughts = {"judge": "tags", "weight": weight, "args": {"tags": ["think"], "alone": False}}
+    taskset["judge"] = [{"judge": "math", "weight": 1.0}, thoughts]
+    return (
+        f"{shown}.workflow_args with_think and format_score_coef: thoughts between <think> and </think> add {weight} "
+        f"or 0, and 0 or -{weight} in Trinity-RFT: rewards are {weight} higher than there"
+    )
 
 
 def _model_judge(data: Data, shown: str, taskset: Data, judge: Judge) -> Iterator[str]:
