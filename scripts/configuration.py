@@ -66,7 +66,8 @@ def _foreign() -> Iterator[str]:
             yield f"| {key} | {_cell(_treated(treatment))} |\n"
     yield "\n### Workflows and rewards\n\n| Trinity-RFT | here |\n|---|---|\n"
     for name, known in WORKFLOWS.items():
-        yield f"| `{name}` | `workflow: {known.workflow}`{_judged(known.judge)} |\n"
+        held_out = f" (of eval_tasksets: `{known.eval_judge}`)" if known.eval_judge else ""
+        yield f"| `{name}` | `workflow: {known.workflow}`{_judged(known.judge)}{held_out} |\n"
     for name, judge in REWARDS.items():
         yield f"| `{name}` | {_judged(judge).removeprefix(', ')} |\n"
     for name, reason in {**REFUSED_WORKFLOWS, **REFUSED_REWARDS}.items():

@@ -53,6 +53,21 @@ def test_an_evaluation_needs_no_selector(make_config: Make) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("judge", "named"),
+    [("ranking", "ranking"), ([{"judge": "math"}, {"judge": "pairwise", "weight": 0.5}], "pairwise"), ("math", None)],
+)
+def test_a_judge_that_compares_runs_suits_no_held_out_tasks(
+    make_config: Make, judge: object, named: str | None
+) -> None:
+    taskset = {"path": "x", "judge": judge}
+    lines = warnings_of(make_config(buffer__explorer_input={"taskset": taskset, "eval_tasksets": [taskset]}))
+    found = [line for line in lines if "compares the runs of a task with each other" in line]
+    assert [line.partition(" compares")[0] for line in found] == [
+        f"buffer.explorer_input.eval_tasksets[0].judge {name}" for name in [named] if name
+    ]
+
+
 def test_operators_are_read_in_order() -> None:
     operators = [{"name": "invalid_filter"}, {"name": "std_filter", "args": {"threshold": 0.1}}]
     config = build_config({"data_processor": {"experience_pipeline": {"operators": operators}}})

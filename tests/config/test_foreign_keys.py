@@ -235,6 +235,19 @@ def test_a_judge_that_asks_a_model_gets_the_auxiliary_model() -> None:
     assert value_at(data, f"{TASKSET}.judge_args.model") == data["explorer"]["auxiliary_models"][0]["name"]
 
 
+def test_held_out_tasks_of_ruler_are_compared_with_the_answer() -> None:
+    data, notices = converted(
+        buffer__explorer_input__default_workflow_type="math_ruler_workflow",
+        buffer__explorer_input__eval_tasksets=[{"path": "b.jsonl"}, {"path": "c.jsonl", "judge": "countdown_reward"}],
+        **with_taskset(),
+        explorer__auxiliary_models=[{"model_path": "owner/large"}],
+    )
+    inputs = build_config(data).buffer.explorer_input
+    assert inputs.taskset is not None and inputs.taskset.judge == "ranking"
+    assert [taskset.judge for taskset in inputs.eval_tasksets] == ["math", "countdown"]
+    assert inputs.eval_tasksets[0].judge_args == {} and "eval_tasksets get the judge math" in str(notices)
+
+
 def test_arguments_of_the_loss_and_the_advantage_have_other_names() -> None:
     data, notices = converted(
         algorithm__policy_loss_fn_args={"clip_range": 0.2, "clip_range_high": 0.28, "ppo_mini_batch_size": 8},

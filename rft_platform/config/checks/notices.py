@@ -8,6 +8,7 @@ from rft_platform.config.checks.machine import Machine
 from rft_platform.config.findings import Finding, warning
 from rft_platform.config.gpu_placement import engine_kind
 from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.config.schema.evaluation import METRIC_SINKS
 from rft_platform.config.schema.rft_config import RftConfig
 
@@ -18,6 +19,7 @@ _NO_EFFECT = {
     _STORAGE_TYPE: "experiences are stored as files",
 }
 
+_RELATIVE_JUDGES = ("pairwise", "ranking")  # they compare the runs of a task with each other
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
 
 
@@ -45,12 +47,25 @@ def without_effect(run: RunSettings) -> Iterator[Finding]:
         if taskset.task_selector != type(taskset.task_selector)():
             key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
             yield warning(f"{key} has no effect here: an evaluation runs every task")
+        yield from _relative_judges(f"buffer.explorer_input.eval_tasksets[{index}]", taskset.judge)
     explored = config.buffer.explorer_input.explored
     for key, taskset in explored.items():
         if len(explored) == 1 and taskset.weight is not None:
             why = "it is the share among several tasksets, and this is the only one"
             yield warning(f"{key}.weight has no effect here: {why}")
     yield from _single_call(config)
+
+
+def _relative_judges(key: str, judge: str | list[WeightedJudge] | None) -> Iterator[Finding]:
+    """One line for each judge of held-out tasks that compares the runs of one task by one policy."""
+    names = [part.judge for part in judge] if isinstance(judge, list) else [judge]
+    for name in dict.fromkeys(names):
+        if name in _RELATIVE_JUDGES:
+            yield warning(
+                f"{key}.judge {name} compares the runs of a task with each other, so a single run (a greedy run always "
+                "is one) gets 0.5, and rewards of two policies cannot be compared: set another judge for held-out "
+                "tasks, such as math, numeric or llm"
+            )
 
 
 def _unused_ends(run: RunSettings) -> Iterator[Finding]:

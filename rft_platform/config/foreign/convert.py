@@ -137,9 +137,10 @@ def _workflow(data: Data, shown: str, taskset: Data, known: KnownWorkflow, rewar
         taskset["workflow_args"] = kept
     if dropped:
         yield f"{shown}.workflow_args {', '.join(dropped)}: no effect on workflow {known.workflow}"
-    if taskset.get("judge") is None and known.judge is not None:
-        taskset["judge"] = known.judge
-        yield from _model_judge(data, shown, taskset, known.judge)
+    judge = (known.eval_judge if "eval_tasksets" in shown else None) or known.judge
+    if taskset.get("judge") is None and judge is not None:
+        taskset["judge"] = judge
+        yield from _model_judge(data, shown, taskset, judge)
     if prompt is not None and value_at(taskset, "format.system_prompt") is None:
         put(taskset, "format.system_prompt", prompt, shown)
     if known.reads_rows:

@@ -32,6 +32,7 @@ class KnownWorkflow:
     thinking_prompt: str | None = None  # replaces system_prompt if workflow_args has with_think: true
     arguments: Mapping[str, str | None] = field(default_factory=dict)  # new names of workflow_args; None: no effect
     note: str | None = None  # line for the user about a difference
+    eval_judge: Judge | None = None  # judge of eval_tasksets; None: that of tasksets
     reads_rows: bool = False  # the workflow has its own columns: prompt and answer columns are not needed
 
 
@@ -44,7 +45,11 @@ _REACT = KnownWorkflow("agentscope_react", "math", arguments={"max_turns": "max_
 _RULER = KnownWorkflow(
     "single_turn",
     "ranking",
-    note="the judge ranking scores the runs of a task relative to each other by the auxiliary model, as RULER does",
+    eval_judge="math",
+    note=(
+        "the judge ranking scores the runs of a task relative to each other by the auxiliary model, as RULER does; "
+        "eval_tasksets get the judge math, which compares with the answer column"
+    ),
 )
 _RUBRIC = KnownWorkflow(
     "single_turn",
