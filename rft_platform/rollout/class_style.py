@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from rft_platform.common.errors import UserCodeError
@@ -108,9 +109,15 @@ class Workflow:
         self.repeat_times, self.run_id_base = 1, 0
         self.logger = logging.getLogger(type(self).__module__)
 
+    @cached_property
+    def rollout_args(self) -> dict[str, Any]:
+        """The taskset's sampling parameters, as arguments of ``model.chat``. A class may change or override them."""
+        return asdict(self.task.rollout_args)
+
     def reset(self, task: Task) -> None:
         """Take another task. The platform never calls it: each run has its own object."""
         self.task = task
+        self.__dict__.pop("rollout_args", None)
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
         """Set how often ``run`` solves the task. The platform never calls it: each run has its own object."""
@@ -162,7 +169,6 @@ class SimpleWorkflow(Workflow):
         self.system_prompt, self.reply_prefix = task.format_args.system_prompt, task.format_args.reply_prefix
         self.raw_task, self.task_desc, self.truth = task.raw_task, task.task_desc, task.truth
         self.workflow_args, self.reward_fn_args = task.workflow_args, task.reward_fn_args
-        self.rollout_args = asdict(task.rollout_args)
         self.reward_fn: Any = None if task.reward_fn is None else task.reward_fn(**task.reward_fn_args)
 
     def format_messages(self) -> list[dict[str, Any]]:

@@ -174,6 +174,26 @@ class Boxed(SimpleWorkflow):
         return responses
 
 
+class Overriding(SimpleWorkflow):
+    """Overrides the sampling parameters, which are a property of the base class in Trinity-RFT."""
+
+    @property
+    def rollout_args(self) -> dict[str, Any]:
+        return {**asdict(self.task.rollout_args), "temperature": 0.5}
+
+
+class Reading(Workflow):
+    """Reads the sampling parameters and may replace them."""
+
+    def run(self) -> list[Experience]:
+        messages = [{"role": "user", "content": "?"}]
+        (first,) = self.model.chat(messages, **self.rollout_args)
+        self.rollout_args = {**self.rollout_args, "temperature": 0.5}
+        (second,) = self.model.chat(messages, **self.rollout_args)
+        first.reward = 1.0
+        return [first, second]
+
+
 class Boxless(AsyncSimpleWorkflow):
     """Asynchronous, rewarded by the judge of the taskset."""
 
@@ -324,6 +344,15 @@ def test_the_printed_workflow_runs(engine: FakeEngine) -> None:
     assert [row.step for row in batch.rows] == [0, 1] * 4
     assert [row.run_reward for row in batch.rows] == [None, 12.0] * 4
     assert {row.messages[0]["content"] for row in batch.rows} == {"question 0", "question 1"}
+
+
+@pytest.mark.parametrize(("kind", "used"), [(Overriding, [0.5]), (Reading, [0.25, 0.5])])
+def test_a_class_reads_and_overrides_the_sampling_parameters(
+    engine: FakeEngine, kind: type[Workflow], used: list[float]
+) -> None:
+    sampling = SamplingParams(max_tokens=8, temperature=0.25)
+    batch = explore(engine, ClassWorkflow(kind), sampling=sampling, repeat_times=1)
+    assert [row.call.temperature for row in batch.rows] == used * 2
 
 
 @pytest.mark.slow
