@@ -1,5 +1,6 @@
 """Evaluate a policy on held-out tasks with a workflow and a judge."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -32,6 +33,7 @@ from rft_platform.tasks.task import ORIGIN, Task
 
 PASS_THRESHOLD = 1.0  #: minimum reward of a passed run
 _DEFAULT_LIMITS = RolloutLimits()
+_log = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -124,6 +126,8 @@ class _Evaluation:
             on_progress=self.on_progress,
             limits=replace(self.limits, group_policy="partial", patience=Patience()),  # keep every run
         )
+        if mode.name == GREEDY:
+            _warn_of_temperatures(rollouts)
         tasks = {task.task_id: task for task in self.tasks}
         runs = judge_runs(
             rollouts.rows,
@@ -154,6 +158,23 @@ def _modes(tasks: Sequence[Task], sampled_n: int, greedy: bool, sampling: Sampli
     if not modes:
         raise UserError("evaluation: nothing to run; set sampled_n to at least 1, or greedy to true")
     return modes
+
+
+def _warn_of_temperatures(rollouts: RolloutBatch) -> None:
+    """Log one warning if calls of the greedy runs set a temperature: a call's own values are kept."""
+    others = [row for row in rollouts.rows if row.call.temperature > 0]
+    if not others:
+        return
+    temperatures = sorted({f"{row.call.temperature:g}" for row in others}, key=float)
+    _log.warning(
+        "taskset %s: %d of %d answers of its greedy runs were sampled at temperature %s, which the agent's calls set, "
+        "instead of 0, so metrics of greedy runs are not those of greedy decoding: leave temperature out of these "
+        "calls, or set evaluation.greedy to false",
+        ", ".join(sorted({row.taskset for row in others})),
+        len(others),
+        len(rollouts.rows),
+        ", ".join(temperatures),
+    )
 
 
 def _judged(

@@ -14,8 +14,10 @@ from rft_platform.evaluation.evaluate import evaluate
 from rft_platform.evaluation.results import EvaluationResult, Transcript, choose
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, SamplingParams
 from rft_platform.judging.execution.compose import build_judge
+from rft_platform.rollout.class_style import ClassWorkflow, Experience, Workflow
 from rft_platform.rollout.runner.run_rollouts import SingleTurn
 from rft_platform.tasks.task import Task
+from tests.rollout.fake_engine import FakeEngine
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)
 TASKS = [
@@ -54,7 +56,7 @@ class SumEngine:
         return [bytes(ids).decode() for ids in sequences]
 
 
-def measure(engine: SumEngine, tasks: list[Task] = TASKS, **changes: Any) -> EvaluationResult:
+def measure(engine: SumEngine | FakeEngine, tasks: list[Task] = TASKS, **changes: Any) -> EvaluationResult:
     settings: dict[str, Any] = {
         "workflow": SingleTurn(),
         "judge": build_judge("exact_match"),
@@ -121,6 +123,31 @@ def test_runs_that_the_judge_fails_on_are_left_out() -> None:
 def test_weights_that_change_during_an_evaluation_invalidate_it() -> None:
     with pytest.raises(EngineError, match=r"policy versions 8, 16.*evaluate again"):
         measure(SumEngine([8, 16]))
+
+
+class Warm(Workflow):
+    """Its first call sets a temperature; its second leaves it to the run."""
+
+    async def run_async(self) -> list[Experience]:
+        messages = [{"role": "user", "content": str(self.task.task_desc)}]
+        options: list[dict[str, float]] = [{"temperature": 0.4}, {}]
+        answers = [answer for given in options for answer in await self.model.chat_async(messages, **given)]
+        answers[-1].reward = 1.0
+        return answers
+
+
+def test_greedy_runs_whose_calls_set_a_temperature_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    measure(SumEngine())
+    assert not caplog.records
+    engine = FakeEngine()
+    engine.serve()
+    try:
+        result = measure(engine, workflow=ClassWorkflow(Warm), judge=None, sampled_n=1)
+    finally:
+        engine.shutdown()
+    assert result.greedy is not None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("taskset sums: 6 of 12 answers of its greedy runs were sampled at temperature 0.4")
 
 
 def test_transcripts_show_failures_and_successes() -> None:

@@ -52,7 +52,8 @@ class Evaluation(Section):
     sampled_n: PositiveInt = 1
     """Sampled runs per task, unless the taskset sets ``rollout_args.n``."""
     greedy: bool = True
-    """Run every task once with greedy decoding, in addition to the sampled runs."""
+    """Run every task once with greedy decoding, in addition to the sampled runs. A call that sets a temperature
+    keeps it."""
     every: PositiveInt = 1
     """Rounds between two evaluations; the last round is always evaluated."""
     gate: Gate = Gate()
