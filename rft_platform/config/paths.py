@@ -114,7 +114,8 @@ def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
 
 
 def _resolved(value: str, folder: Path) -> str:
-    return str((folder / Path(value).expanduser()).resolve())
+    """The absolute path with links followed; a loop of links, which Path.resolve refuses, stays as it is."""
+    return os.path.realpath(folder / Path(value).expanduser())
 
 
 def _relative(value: str, place: Path, tree: Path) -> str:

@@ -26,6 +26,7 @@ def buffer(**taskset: Any) -> dict[str, Any]:
     [
         ({"buffer": {"batchsize": 8}}, "unknown key buffer.batchsize; did you mean buffer.batch_size?"),
         ({"buffer": buffer(path="trian.jsonl")}, "trian.jsonl: no such file"),
+        ({"buffer": buffer(path="./loop")}, "loop: no such file"),
         ({"buffer": buffer(format={"prompt_key": "questoin"})}, "no column 'questoin'"),
         ({"buffer": buffer(path="empty.jsonl")}, "the dataset is empty"),
         ({"buffer": buffer(judge="exact_mtch")}, "did you mean 'exact_match'?"),
@@ -46,6 +47,7 @@ def test_run_refuses(
     config = write_config(**sections)
     folder = config.parent
     write_text(folder / "empty.jsonl", "")
+    (folder / "loop").symlink_to("loop")
     write_text(folder / "bare" / "config.json", "{}")
     write_text(folder / "weightless" / "config.json", '{"model_type": "qwen3"}')
     write_text(folder / "weightless" / "tokenizer.json", "{}")
