@@ -27,6 +27,7 @@ def buffer(**taskset: Any) -> dict[str, Any]:
         ({"buffer": {"batchsize": 8}}, "unknown key buffer.batchsize; did you mean buffer.batch_size?"),
         ({"buffer": buffer(path="trian.jsonl")}, "trian.jsonl: no such file"),
         ({"buffer": buffer(path="./loop")}, "loop: no such file"),
+        ({"buffer": buffer(path="")}, "buffer.explorer_input.taskset.path '': no such file or folder; give a file"),
         ({"buffer": buffer(format={"prompt_key": "questoin"})}, "no column 'questoin'"),
         ({"buffer": buffer(path="empty.jsonl")}, "the dataset is empty"),
         ({"buffer": buffer(judge="exact_mtch")}, "did you mean 'exact_match'?"),
