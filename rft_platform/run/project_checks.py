@@ -78,9 +78,18 @@ def model_problems(project: Project) -> Iterator[Finding]:
         yield from raised(check_engines, project)
     if model.is_dir():
         yield from raised(check_model_folder, model)
+    for problem in raised(_check_template, project.config.model.custom_chat_template):
+        yield error(f"model.custom_chat_template: {problem}")
     for key, name in _models(project.config).items():
         if name.startswith("models:/"):
             yield from raised(check_registered, project, name, key)
+
+
+def _check_template(source: str | None) -> None:
+    from rft_platform.openai_api.templates import check_template, load_template
+
+    if (text := load_template(source)) is not None:
+        check_template(text)
 
 
 def missing_models(project: Project) -> Iterator[Finding]:

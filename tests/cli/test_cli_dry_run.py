@@ -47,6 +47,11 @@ def refused(result: Result, home: Home) -> str:
             {"model": {"model_path": "models:/other@champion"}},
             "model.model_path models:/other@champion: no such version in sqlite:///",
         ),
+        (
+            {"model": {"model_path": "model", "custom_chat_template": "missing.jinja"}},
+            "model.custom_chat_template: chat template 'missing.jinja': neither a file that can be read (",
+        ),
+        ({"model": {"model_path": "model", "custom_chat_template": "{% for"}}, "the chat template is not valid Jinja"),
         ({"model": {"model_path": "models:/other"}}, "expected models:/NAME@alias or models:/NAME/3"),
         (
             {"algorithm": {"algorithm_type": "gkd", "teacher_model_path": "models:/big@champion"}},
