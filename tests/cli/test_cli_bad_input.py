@@ -31,6 +31,14 @@ def buffer(**taskset: Any) -> dict[str, Any]:
         ({"buffer": buffer(format={"prompt_key": "questoin"})}, "no column 'questoin'"),
         ({"buffer": buffer(path="empty.jsonl")}, "the dataset is empty"),
         ({"buffer": buffer(judge="exact_mtch")}, "did you mean 'exact_match'?"),
+        (
+            {"buffer": buffer(judge="regex", judge_args={"pattern": "(("})},
+            "argument 'pattern' of judge 'regex' is '((': no regular expression of Python: missing )",
+        ),
+        (
+            {"buffer": buffer(judge=[{"judge": "format", "args": {"pattern": "a{2,1}"}}])},
+            "argument 'pattern' of judge 'format' is 'a{2,1}': no regular expression of Python: min repeat greater",
+        ),
         ({"buffer": buffer(workflow="nowhere:solve")}, "cannot import nowhere"),
         ({"model": {"model_path": "bare"}}, "contains no tokenizer"),
         ({"model": {"model_path": "weightless"}}, "contains no .safetensors file"),
