@@ -99,6 +99,18 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
     assert not home.root.exists()
 
 
+@pytest.mark.slow
+def test_an_adapter_that_the_model_cannot_have_is_refused_before_anything_starts(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    for modules, code in (["nope"], 2), (["q_proj"], 0):
+        config = write_config(model={"model_path": "model", "lora_configs": [{"target_modules": modules}]})
+        result = rft("run", "--config", config, "--dry-run")
+        assert result.exit_code == code, result.output
+        assert ("model.model_path: target_modules ['nope'] of model.lora_configs" in result.stderr) == (code == 2)
+    assert not home.root.exists()
+
+
 def test_a_window_that_no_row_outgrows_is_accepted(
     write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
