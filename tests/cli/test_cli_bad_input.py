@@ -179,6 +179,21 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
     assert "is a file; point RFT_HOME at a folder" in result.stderr
 
 
+@pytest.mark.parametrize("mode", ["both", "explore"])
+def test_a_folder_of_checkpoints_that_cannot_be_created_is_refused_where_it_is_written(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], mode: str
+) -> None:
+    config = write_config(checkpoint_root_dir="./train.jsonl/checkpoints", mode=mode)
+
+    result = rft("run", "--config", config, "--dry-run")
+
+    file = config.parent / "train.jsonl"
+    expected = f"checkpoint_root_dir {file}/checkpoints: {file} is a file; point checkpoint_root_dir at a folder"
+    assert (expected in result.stderr) == (mode == "both"), result.output
+    assert result.exit_code == (2 if mode == "both" else 0)
+    assert not home.root.exists()
+
+
 @pytest.mark.parametrize(("name", "misread"), [("a%41", "'%41'"), ("what?", "'?'")])
 def test_home_that_the_url_of_a_database_cannot_name(
     tmp_path: Path,

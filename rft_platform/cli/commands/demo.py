@@ -113,7 +113,7 @@ def train(
     refuse_bad_target(json_file)
     check_writable(home)
     if fresh or not home.config_file.exists():
-        check_room(home)
+        check_room(home.root)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with showing_progress(console):
