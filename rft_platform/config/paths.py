@@ -18,7 +18,9 @@ DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def is_missing(path: str) -> bool:
-    """Whether ``path`` is that of a data file or folder that does not exist, and not the name of a dataset."""
+    """Whether ``path`` is empty, or a data file or folder that does not exist; False for the name of a dataset."""
+    if not path:
+        return True
     local = Path(path).is_absolute() or path.endswith(DATA_SUFFIXES) or path.count("/") > 1
     return local and not Path(path).exists()
 
@@ -114,7 +116,8 @@ def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
 
 
 def _resolved(value: str, folder: Path) -> str:
-    return str((folder / Path(value).expanduser()).resolve())
+    """The absolute path with links followed; a loop of links, which Path.resolve refuses, stays as it is."""
+    return os.path.realpath(folder / Path(value).expanduser())
 
 
 def _relative(value: str, place: Path, tree: Path) -> str:

@@ -26,6 +26,10 @@ class _MaskedStream:
         for line in lines:
             self.write(line)
 
+    def close(self) -> None:
+        """Flush only: a user's code may close its output, and the process still prints its results."""
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

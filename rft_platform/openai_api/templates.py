@@ -47,15 +47,9 @@ class ChatTemplate:
         return hashlib.sha256((self.source + options).encode()).hexdigest() if self.source else ""
 
     def check(self) -> None:
-        """Render a test question; raises TemplateLimitError if the template exceeds its limits."""
-        if self.source is None:
-            return
-        try:
-            self.text([{"role": "user", "content": "2+2?"}])
-        except TemplateLimitError:
-            raise
-        except UserError as error:  # the template may require conversations of another form
-            LOG.warning("the chat template refuses a plain question: %s", error)
+        """As ``check_template``, with the variables of this model; a model without a template passes."""
+        if self.source is not None:
+            check_template(self.source, {**self.tokenizer.hf.special_tokens_map, **self.options})
 
     def text(
         self,
@@ -92,10 +86,27 @@ def load_template(source: str | None) -> str | None:
     """The text of the template ``source``, which is a file's path or the text itself."""
     if source is None or "{" in source:
         return source
-    path = Path(source)
-    if not path.is_file():
-        raise UserError(f"chat template {source!r}: neither a file nor the text of a Jinja template")
-    return path.read_text(encoding="utf-8")
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"chat template {source!r}: neither a file that can be read ({reason}) nor the text of a Jinja template; "
+            "give the file's path, or a text with {{ ... }}"
+        ) from error
+
+
+def check_template(source: str, variables: Mapping[str, Any] | None = None) -> None:
+    """Render a test question. Raises UserError if the text ``source`` is no Jinja template or exceeds its limits."""
+    try:
+        template_process().render(source, [[{"role": "user", "content": "2+2?"}]], None, variables or {})
+    except TemplateLimitError:
+        raise
+    except UserError as error:
+        if isinstance(error.__cause__, CallError) and error.__cause__.kind == "TemplateSyntaxError":
+            raise UserError(f"the chat template is not valid Jinja: {error.__cause__.text}; correct it") from error
+        # the template may require conversations of another form
+        LOG.warning("the chat template refuses a plain question: %s", error)
 
 
 class TemplateLimitError(UserError):

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,18 @@ def refuse_bad_target(json_file: Path | None) -> None:
         raise UserError(f"--json {json_file}: its folder does not exist; create it first")
     if json_file is not None and json_file.is_dir():
         raise UserError(f"--json {json_file}: this is a folder; give a file")
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn an OSError of the block, which writes ``target`` for the user, into a UserError that names it."""
+    try:
+        yield
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise UserError(
+            f"{target}: cannot be written ({reason}): give a path in a folder that you can write to"
+        ) from problem
 
 
 def _console(stderr: bool) -> "Console":

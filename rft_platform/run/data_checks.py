@@ -242,9 +242,9 @@ def task_lines(project: Project) -> Iterator[str]:
             continue
         counts = _token_counts(_shortest_first(project, taskset)[-_COUNTED:], tokenizer)
         about = "" if tokenizer is not None else "about "
-        line += f"; longest prompt {about}{max(counts):,} tokens"
+        line += f"; longest prompt {about}{max(counts):,} tokens without the chat template"
         if ":" in taskset.workflow:
-            line += " without what the workflow adds (system prompt, tools)"
+            line += " and what the workflow adds (system prompt, tools)"
         if context is not None:
             line += f" in a context of {context:,}"
             too_long = sum(count >= context for count in counts)

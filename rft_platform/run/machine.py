@@ -98,7 +98,7 @@ def package_findings(_home: Home) -> Iterator[Finding]:
 
 def home_findings(home: Home) -> Iterator[Finding]:
     """Check that the project's folder is writable and has enough space."""
-    problems = [*raised(check_writable, home), *raised(check_room, home)]
+    problems = [*raised(check_writable, home), *raised(check_room, home.root)]
     yield from problems
     if not problems:
         free = shutil.disk_usage(nearest_folder(home.root)).free

@@ -30,13 +30,18 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def folder_problems(project: Project) -> Iterator[Finding]:
-    """Results of another project, a folder that cannot be written, a full disk."""
+    """Results of another project, a folder that cannot be written, a full disk; also of ``checkpoint_root_dir``."""
     config, home = project.config, project.home
     yield from raised(check_may_start, home, config, key="RFT_HOME")
     yield from raised(check_writable, home)
     trained = config.trains and not config.model.lora_configs
     model = Path(config.model.model_path) if trained else None
-    if no_room := list(raised(check_room, home, model)):
+    no_room = list(raised(check_room, home.root, model))
+    if config.checkpoint_folder is not None and config.trains:
+        place = "checkpoint_root_dir", Path(config.checkpoint_folder)
+        yield from raised(_check_folder, *place)
+        no_room += raised(lambda: check_room(place[1], model, key=place[0]))
+    if no_room:
         yield from () if is_finished(project) else no_room
 
 
@@ -78,9 +83,18 @@ def model_problems(project: Project) -> Iterator[Finding]:
         yield from raised(check_engines, project)
     if model.is_dir():
         yield from raised(check_model_folder, model)
+    for problem in raised(_check_template, project.config.model.custom_chat_template):
+        yield error(f"model.custom_chat_template: {problem}")
     for key, name in _models(project.config).items():
         if name.startswith("models:/"):
             yield from raised(check_registered, project, name, key)
+
+
+def _check_template(source: str | None) -> None:
+    from rft_platform.openai_api.templates import check_template, load_template
+
+    if (text := load_template(source)) is not None:
+        check_template(text)
 
 
 def missing_models(project: Project) -> Iterator[Finding]:
@@ -140,22 +154,31 @@ def check_writable(home: Home) -> None:
             f"RFT_HOME {home.root}: {found[0]!r} has another meaning in the URLs of Dagster's and MLflow's databases; "
             "expected a path without ? and without % before two hexadecimal digits; rename the folder"
         )
-    folder = nearest_folder(home.root)
+    _check_folder("RFT_HOME", home.root)
+
+
+def _check_folder(key: str, path: Path) -> None:
+    """Raise UserError if the folder ``path``, which ``key`` names, cannot be created or written."""
+    folder = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     if not folder.is_dir():
-        raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
+        kind = "a file" if folder.exists() else "a link to nothing"
+        raise UserError(f"{key} {path}: {folder} is {kind}; point {key} at a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder that you own")
+        raise UserError(f"{key} {path}: {folder} cannot be written; point {key} at a folder that you own")
 
 
-def check_room(home: Home, model: Path | None = None) -> None:
-    """Raise UserError if the disk has no space for a few checkpoints of ``model``; None means a small model."""
-    free = shutil.disk_usage(nearest_folder(home.root)).free
+def check_room(path: Path, model: Path | None = None, key: str = "RFT_HOME") -> None:
+    """Raise UserError if the disk of ``path`` has no space for a few checkpoints of ``model``; None: a small model.
+
+    ``key`` names the folder ``path`` in the message.
+    """
+    free = shutil.disk_usage(nearest_folder(path)).free
     weights = sum(file.stat().st_size for file in weight_files(model)) if model is not None else 0
     needed = max(_LEAST_FREE, _COPIES * weights)
     if free < needed:
         raise UserError(
-            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
-            "rows and checkpoints; free disk space, or point RFT_HOME at another disk"
+            f"{key} {path}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
+            f"rows and checkpoints; free disk space, or point {key} at another disk"
         )
 
 

@@ -26,9 +26,19 @@ def buffer(**taskset: Any) -> dict[str, Any]:
     [
         ({"buffer": {"batchsize": 8}}, "unknown key buffer.batchsize; did you mean buffer.batch_size?"),
         ({"buffer": buffer(path="trian.jsonl")}, "trian.jsonl: no such file"),
+        ({"buffer": buffer(path="./loop")}, "loop: no such file"),
+        ({"buffer": buffer(path="")}, "buffer.explorer_input.taskset.path '': no such file or folder; give a file"),
         ({"buffer": buffer(format={"prompt_key": "questoin"})}, "no column 'questoin'"),
         ({"buffer": buffer(path="empty.jsonl")}, "the dataset is empty"),
         ({"buffer": buffer(judge="exact_mtch")}, "did you mean 'exact_match'?"),
+        (
+            {"buffer": buffer(judge="regex", judge_args={"pattern": "(("})},
+            "argument 'pattern' of judge 'regex' is '((': no regular expression of Python: missing )",
+        ),
+        (
+            {"buffer": buffer(judge=[{"judge": "format", "args": {"pattern": "a{2,1}"}}])},
+            "argument 'pattern' of judge 'format' is 'a{2,1}': no regular expression of Python: min repeat greater",
+        ),
         ({"buffer": buffer(workflow="nowhere:solve")}, "cannot import nowhere"),
         ({"model": {"model_path": "bare"}}, "contains no tokenizer"),
         ({"model": {"model_path": "weightless"}}, "contains no .safetensors file"),
@@ -46,6 +56,7 @@ def test_run_refuses(
     config = write_config(**sections)
     folder = config.parent
     write_text(folder / "empty.jsonl", "")
+    (folder / "loop").symlink_to("loop")
     write_text(folder / "bare" / "config.json", "{}")
     write_text(folder / "weightless" / "config.json", '{"model_type": "qwen3"}')
     write_text(folder / "weightless" / "tokenizer.json", "{}")
@@ -85,6 +96,18 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+    assert not home.root.exists()
+
+
+@pytest.mark.slow
+def test_an_adapter_that_the_model_cannot_have_is_refused_before_anything_starts(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    for modules, code in (["nope"], 2), (["q_proj"], 0):
+        config = write_config(model={"model_path": "model", "lora_configs": [{"target_modules": modules}]})
+        result = rft("run", "--config", config, "--dry-run")
+        assert result.exit_code == code, result.output
+        assert ("model.model_path: target_modules ['nope'] of model.lora_configs" in result.stderr) == (code == 2)
     assert not home.root.exists()
 
 
@@ -154,6 +177,21 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
 
     assert result.exit_code == 2
     assert "is a file; point RFT_HOME at a folder" in result.stderr
+
+
+@pytest.mark.parametrize("mode", ["both", "explore"])
+def test_a_folder_of_checkpoints_that_cannot_be_created_is_refused_where_it_is_written(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], mode: str
+) -> None:
+    config = write_config(checkpoint_root_dir="./train.jsonl/checkpoints", mode=mode)
+
+    result = rft("run", "--config", config, "--dry-run")
+
+    file = config.parent / "train.jsonl"
+    expected = f"checkpoint_root_dir {file}/checkpoints: {file} is a file; point checkpoint_root_dir at a folder"
+    assert (expected in result.stderr) == (mode == "both"), result.output
+    assert result.exit_code == (2 if mode == "both" else 0)
+    assert not home.root.exists()
 
 
 @pytest.mark.parametrize(("name", "misread"), [("a%41", "'%41'"), ("what?", "'?'")])

@@ -74,6 +74,17 @@ def test_convert_trl(rft: Rft, tmp_path: Path, kind: str) -> None:
     assert again.exit_code == 2 and "the file exists" in again.output
 
 
+@pytest.mark.parametrize("command", [("new",), ("config", "convert", "?", "--to"), ("config", "schema", "--to")])
+def test_a_target_that_cannot_be_written_is_named(rft: Rft, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text("model_name_or_path: m\ndataset_name: t.jsonl\nnum_generations: 4\n")
+    target = file / "target"
+    shown = rft(*(file if word == "?" else word for word in command), target)
+    assert shown.exit_code == 2, shown.output
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith(f"error: {target}: cannot be written (") and "RFT_HOME" not in line
+
+
 def test_convert_trinity(rft: Rft, tmp_path: Path) -> None:
     file = tmp_path / "trinity.yaml"
     taskset = {"path": "t.jsonl", "default_workflow_type": "math_workflow"}

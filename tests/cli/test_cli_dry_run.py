@@ -47,6 +47,11 @@ def refused(result: Result, home: Home) -> str:
             {"model": {"model_path": "models:/other@champion"}},
             "model.model_path models:/other@champion: no such version in sqlite:///",
         ),
+        (
+            {"model": {"model_path": "model", "custom_chat_template": "missing.jinja"}},
+            "model.custom_chat_template: chat template 'missing.jinja': neither a file that can be read (",
+        ),
+        ({"model": {"model_path": "model", "custom_chat_template": "{% for"}}, "the chat template is not valid Jinja"),
         ({"model": {"model_path": "models:/other"}}, "expected models:/NAME@alias or models:/NAME/3"),
         (
             {"algorithm": {"algorithm_type": "gkd", "teacher_model_path": "models:/big@champion"}},
@@ -88,9 +93,8 @@ def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
 
     planned = rft("run", "--config", file, "--dry-run")
     assert planned.exit_code == 0, planned.output
-    assert "train.jsonl: 3 rows, 3 tasks; longest prompt 150 tokens in a context of 64, 2 prompts are too long" in (
-        planned.stdout
-    )
+    counted = "longest prompt 150 tokens without the chat template in a context of 64, 2 prompts are too long"
+    assert f"train.jsonl: 3 rows, 3 tasks; {counted}" in planned.stdout
     assert f"explored   {tmp_path / 'train.jsonl'}: workflow" in planned.stdout, "a file has no splits"
     assert "buffer.batch_size 8 is more than the 3 tasks: a batch repeats tasks" in planned.stdout
 
@@ -168,7 +172,7 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 
     assert planned.exit_code == 0, planned.output
     assert "16 rows, 3 tasks (limit 3); longest prompt about" in planned.stdout
-    assert "tokens without what the workflow adds (system prompt, tools)" in planned.stdout
+    assert "tokens without the chat template and what the workflow adds (system prompt, tools)" in planned.stdout
     for named in ("model.model_path owner/model", "algorithm.teacher_model_path owner/teacher"):
         assert f"{named}: neither a folder here nor in the Hugging Face cache" in planned.stdout
 

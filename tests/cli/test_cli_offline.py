@@ -53,6 +53,7 @@ def offline(write_config: Callable[..., Path]) -> Callable[..., Path]:
     ("settings", "said"),
     [
         ({"data": None}, "experience_buffer.path is not set: sft needs demonstrations"),
+        ({"data": ""}, "experience_buffer.path is not set: sft needs demonstrations"),
         ({"data": "gone.jsonl"}, "gone.jsonl: no such file or folder"),
         ({"data": "columns.jsonl"}, "its columns are 'instruction', 'output'; expected 'messages', or 'prompt' with"),
         ({"data": "silent.jsonl"}, "silent.jsonl:1, messages: no assistant message to learn from"),

@@ -397,7 +397,7 @@ def test_a_foreign_file_in_another_mode_has_the_same_settings(tmp_path: Path) ->
 
 def test_a_value_of_another_type_is_not_taken_for_a_known_one() -> None:
     for given in ({"trainer__save_interval": False}, {"buffer__train_batch_size": False}):
-        with pytest.raises(UserError, match="greater than 0"):
+        with pytest.raises(UserError, match="input should be a number, not true or false"):
             build_config(converted(**given)[0])
 
 

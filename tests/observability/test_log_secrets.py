@@ -117,6 +117,14 @@ def test_a_masked_stream_is_a_stream() -> None:
     assert not stream.isatty()
 
 
+def test_output_that_user_code_closes_is_still_written() -> None:
+    plain = io.StringIO()
+    stream = masked(plain)
+    stream.close()
+    stream.write("a result")
+    assert plain.getvalue() == "a result"
+
+
 def test_a_traceback_on_the_terminal_is_masked() -> None:
     code = (
         "from rft_platform.observability.masked_output import mask_output; mask_output()\n"

@@ -77,6 +77,7 @@ def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
     assert plan.failed is not None
     assert "r0001 explore failed: the judge has no column x" in plan.failed
     assert "start it again (`rft run`, or tune() with this experiment_name)" in plan.failed
+    assert plan.failed.endswith("a setting that decides results, set `name`, too, and use another RFT_HOME")
 
 
 @pytest.mark.parametrize(

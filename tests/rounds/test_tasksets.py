@@ -187,9 +187,10 @@ def test_a_taskset_beside_the_list_is_refused(start: Any) -> None:
         build_config(given)
 
 
-def test_a_folder_with_a_link_to_nothing_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["user@host.1234", ".#train.jsonl"], ids=["an editor's lock", "itself"])
+def test_a_folder_with_a_link_to_nothing_is_read(tmp_path: Path, target: str) -> None:
     (tmp_path / "train.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
-    (tmp_path / ".#train.jsonl").symlink_to("user@host.1234")  # an editor's lock
+    (tmp_path / ".#train.jsonl").symlink_to(target)
     assert [task.prompt for task in load_taskset(Taskset(path=str(tmp_path))).tasks] == ["1+1?"]
 
 

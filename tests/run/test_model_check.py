@@ -29,7 +29,7 @@ def check(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(tiny_model, folder)
 
     def started(program: str) -> ModelCheck:
-        (tmp_path / f"check_that_{program}.py").write_text(f"def problems(folders, longest): {PROGRAMS[program]}")
+        (tmp_path / f"check_that_{program}.py").write_text(f"def problems(folders, longest, lora): {PROGRAMS[program]}")
         monkeypatch.setattr(model_check, "_PROGRAM", f"check_that_{program}")
         return ModelCheck({"model.model_path": folder}, 64)
 

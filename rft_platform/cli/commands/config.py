@@ -90,7 +90,7 @@ def convert(
     from rft_platform.config.load import build_config, read_yaml
     from rft_platform.config.reference import write_with_schema
     from rft_platform.config.schema.rft_config import RftConfig
-    from rft_platform.run.console import notes
+    from rft_platform.run.console import notes, writing
 
     if to is not None and to.exists():
         raise UserError(f"--to {to}: the file exists; name another one, or remove it first")
@@ -102,7 +102,8 @@ def convert(
     if to is None:
         typer.echo(text, nl=False)
     else:
-        write_with_schema(to, text)
+        with writing(to):
+            write_with_schema(to, text)
     for line in notices:
         notes().print(f"note: {line}", markup=False, soft_wrap=True)
     try:
@@ -120,12 +121,14 @@ def schema(
 
     from rft_platform.common.files import write_text
     from rft_platform.config.reference import json_schema
+    from rft_platform.run.console import writing
 
     text = json.dumps(json_schema(), indent=1)
     if to is None:
         typer.echo(text)
     else:
-        write_text(to, f"{text}\n")
+        with writing(to):
+            write_text(to, f"{text}\n")
 
 
 def _print_key(name: str, known: "Mapping[str, FieldInfo]") -> None:

@@ -35,9 +35,10 @@ def new(
 ) -> None:
     """Write a project that you own and change: configuration, code, and a script that makes model and tasks."""
     from rft_platform.recipes.recipe import recipe_named
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, writing
 
-    recipe_named(recipe).write(folder)
+    with writing(folder):
+        recipe_named(recipe).write(folder)
     output().print(f"{folder}: read README.md there first", markup=False, soft_wrap=True)
 
 
@@ -112,7 +113,7 @@ def train(
     refuse_bad_target(json_file)
     check_writable(home)
     if fresh or not home.config_file.exists():
-        check_room(home)
+        check_room(home.root)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     with showing_progress(console):

@@ -165,9 +165,9 @@ def _write_dataset(rows: list[dict[str, Any]], file: Path, name: str) -> None:
     import json
 
     from rft_platform.common.files import atomic_path
-    from rft_platform.run.console import output
+    from rft_platform.run.console import output, writing
 
-    with atomic_path(file) as temp:
+    with writing(file), atomic_path(file) as temp:
         temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     output().print(f"{len(rows):,} {name} written to {file}", markup=False, soft_wrap=True)
 

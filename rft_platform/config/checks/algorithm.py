@@ -234,7 +234,7 @@ def offline_problems(run: RunSettings) -> Iterator[Finding]:
 
 def _dataset_problems(config: RftConfig, kind: OfflineKind) -> Iterator[Finding]:
     buffer = config.buffer.trainer_input.experience_buffer
-    if buffer.path is None:
+    if not buffer.path:
         yield error(f"{_PATH} is not set: {config.algorithm.algorithm_type} needs {_WANTED[kind]}")
         return
     if is_missing(buffer.path):

@@ -204,7 +204,8 @@ def _data_problems(config: RftConfig) -> Iterator[Finding]:
         paths.append(("warm_start.path", config.warm_start.path))
     for key, path in paths:
         if is_missing(path):
-            yield error(f"{key} {path}: no such file or folder; give a file, a folder of splits or a dataset's name")
+            given = path or repr(path)
+            yield error(f"{key} {given}: no such file or folder; give a file, a folder of splits or a dataset's name")
 
 
 def _engine_problems(config: RftConfig, cpus: int, gpus: int) -> Iterator[Finding]:

@@ -105,7 +105,7 @@ class ExperienceFilters(Section):
 class Experts(Section):
     """Demonstrations that are mixed with the rollouts of every round (algorithm ``mix``)."""
 
-    path: str | None = None
+    path: str | None = Field(default=None, min_length=1)
     """A file, a folder of split files, or the name of a Hugging Face dataset. null, online training only: the
     corrections that users gave in their feedback."""
     split: str = "train"

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -58,3 +58,22 @@ class Section(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is expected: pydantic reads them as 1 and 0."""
+        types = set(_leaf_types(cls.model_fields[info.field_name or ""].annotation))
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        if types & {int, float} and bool not in types and any(isinstance(each, bool) for each in values):
+            raise PydanticCustomError("number", "input should be a number, not true or false")
+        return value
+
+
+def _leaf_types(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is composed of, without the metadata of ``Annotated``."""
+    parts = get_args(annotation)
+    if not parts:
+        yield annotation
+    for part in parts[:1] if hasattr(annotation, "__metadata__") else parts:
+        yield from _leaf_types(part)

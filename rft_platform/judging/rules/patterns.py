@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import regex as bounded_regex  # type: ignore[import-untyped]
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from rft_platform.common.errors import UserError
 from rft_platform.judging.judged_run import JudgedRun, reference_text, response_text
@@ -69,6 +71,18 @@ def _compiled(pattern: str, flags: int) -> Any:
     re.compile(pattern, flags)  # refuses syntax that only ``regex`` understands
     as_re = _NOTATION.sub(lambda found: _LITERAL.get(found[0], found[0]), pattern)
     return bounded_regex.compile(as_re, flags | bounded_regex.VERSION0)
+
+
+def _valid_pattern(pattern: str) -> str:
+    try:
+        _compiled(pattern, re.DOTALL)
+    except (re.error, bounded_regex.error, OverflowError, RecursionError) as error:
+        raise PydanticCustomError("pattern", "{why}", {"why": f"no regular expression of Python: {error}"}) from error
+    return pattern
+
+
+#: A regular expression among a judge's arguments, which are checked when the judge is built.
+Pattern = Annotated[str, AfterValidator(_valid_pattern)]
 
 
 def allows(schema: str | dict[str, Any] | bool, value: Any) -> bool:
@@ -153,7 +167,7 @@ def contains(task: dict[str, Any], response: Any, *, answer_key: str = "answer",
     return float(expected in answer)
 
 
-def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> float:
+def matches_format(task: dict[str, Any], response: Any, *, pattern: Pattern) -> float:
     """1.0 when the whole response, without white space at both ends, matches the regular expression, else 0.0.
 
     A dot also matches line ends. Raises PatternTimeoutError if the match takes too long.
@@ -180,7 +194,7 @@ _CLOSING = re.compile("```")
 
 
 def regex(
-    task: dict[str, Any], response: Any, *, pattern: str, answer_key: str = "answer", ignore_case: bool = False
+    task: dict[str, Any], response: Any, *, pattern: Pattern, answer_key: str = "answer", ignore_case: bool = False
 ) -> float:
     """1.0 when the text captured by the pattern's last match equals the reference answer, else 0.0.
 

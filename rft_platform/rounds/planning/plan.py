@@ -171,7 +171,10 @@ def _stopped(state: ProjectState, number: int) -> bool:
     return not running and held_back(state, number) is not None
 
 
-_GO_ON = "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
+_GO_ON = (
+    "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand; "
+    "if the fix changes a setting that decides results, set `name`, too, and use another RFT_HOME"
+)
 
 #: Next step of one part of the project: a launch, a wait (reason as text), a stop as failed, or None if it is done.
 Step: TypeAlias = Action | str | Plan

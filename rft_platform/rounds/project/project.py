@@ -219,7 +219,7 @@ def stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
     found = []
     for file in files:
-        with suppress(FileNotFoundError):  # a link to nothing, as editors make as locks; or removed meanwhile
+        with suppress(OSError):  # a link to nothing, as editors make as locks, or to itself; or removed meanwhile
             stat = file.stat()
             found.append((str(file), stat.st_size, stat.st_mtime_ns))
     return tuple(found)

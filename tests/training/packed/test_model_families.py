@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rft_platform.algorithms.spec import LoraSpec
 from rft_platform.common.errors import UserError
 from rft_platform.training.data.samples import Sample
 from rft_platform.training.packed.model_check import check_trainable
@@ -138,3 +139,28 @@ def test_every_model_of_transformers_whose_window_is_in_the_mask_alone_is_known(
                 mask_only.add(file.parent.name)
     assert mask_only - WINDOW_IN_MASK - set(OWN_ATTENTION) == set()
     assert mask_only >= WINDOW_IN_MASK
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (
+            LoraSpec(4, 8, ("nope", "norm")),
+            r"target_modules \('nope', 'norm'\) of model.lora_configs: no layer of .* names",
+        ),
+        (LoraSpec(4, 8, "q_proj"), "target_modules 'q_proj' of model.lora_configs: no layer of .* matches; give"),
+        (
+            LoraSpec(4, 8, "(("),
+            r"target_modules '\(\(' of model.lora_configs: no regular expression of Python: missing",
+        ),
+        (LoraSpec(1_000_000), "lora_rank 1,000,000 of model.lora_configs: the matrices of .* have at most rank"),
+    ],
+)
+def test_an_adapter_that_the_model_cannot_have_is_refused(tiny_model: Path, lora: LoraSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_trainable(tiny_model, CONTEXT, lora)
+
+
+@pytest.mark.parametrize("modules", ["all-linear", r".*\.[qv]_proj", ("q_proj", "nope"), ("self_attn.v_proj",)])
+def test_an_adapter_of_some_layers_is_accepted(tiny_model: Path, modules: str | tuple[str, ...]) -> None:
+    check_trainable(tiny_model, CONTEXT, LoraSpec(4, 8, modules))
