@@ -364,6 +364,37 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
         )
 
 
+def refuse_if_rows_are_read(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError if an exploration of a complete round would replace rows that a training reads or has read.
+
+    A settled selection counts, whether or not its training has ended. Rounds with damaged rollouts that were set aside
+    may be explored again.
+    """
+    record = read(store, round_number)
+    if not (record.has(Explored) and record.has(Judged)):
+        return
+    training, explored = _first_reader(store, round_number), record.explored
+    if training is None or explored is None or store.count_written(round_number) < explored.rows:
+        return
+    raise UserError(
+        f"{round_key(round_number)} cannot be explored again, because the training of {round_key(training)} reads its "
+        "rows, which new ones would replace: judge it again to compare judges, or start a project with another name "
+        "to sample again"
+    )
+
+
+def _first_reader(store: ExperienceStore, round_number: int) -> int | None:
+    """The first training, of any policy, whose selection names the rows of a round."""
+    for number in store.rounds():
+        record = RoundRecord(store, number)
+        for name in store.notes(number):
+            note, _, policy = name.partition("-")
+            selection = record.selection(policy) if note == ROW_SELECTION else None
+            if selection is not None and round_number in selection.judge_versions:
+                return number
+    return None
+
+
 def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
     """The policy that a round published. Raises StorageError if there is none."""
     policy = published(store, round_number, name)
