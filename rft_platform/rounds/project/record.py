@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import PrerequisiteError, StorageError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.recorded_paths import from_record, to_record
@@ -396,10 +396,10 @@ def _first_reader(store: ExperienceStore, round_number: int) -> int | None:
 
 
 def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round published. Raises StorageError if there is none."""
+    """The policy that a round published. Raises PrerequisiteError if there is none."""
     policy = published(store, round_number, name)
     if policy is None:
-        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
+        raise PrerequisiteError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
     return policy
 
 
@@ -428,19 +428,19 @@ def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_
 
 
 def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round explores with: its snapshot. Raises StorageError if none was chosen yet."""
+    """The policy that a round explores with: its snapshot. Raises PrerequisiteError if none was chosen yet."""
     policy = read(store, round_number).snapshot(name)
     if policy is None:
-        raise StorageError(
+        raise PrerequisiteError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
         )
     return policy
 
 
 def needed(policy: Policy | None, round_number: int, oldest: int) -> Policy:
-    """``policy``; StorageError that names what to run if ``round_number`` has none of ``oldest`` or later."""
+    """``policy``; PrerequisiteError that names what to run if ``round_number`` has none of ``oldest`` or later."""
     if policy is None:
-        raise StorageError(
+        raise PrerequisiteError(
             f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
             + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
         )
