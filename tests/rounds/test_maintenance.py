@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG
 from rft_platform.cli.main import app
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
@@ -187,6 +188,13 @@ def test_the_commands(project: Project) -> None:
     assert run(app, ["store", "check"]).exit_code == 0
 
 
+def tags_of(instance: dg.DagsterInstance, done: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """The tags of a run that has ended."""
+    run = instance.get_run_by_id(done.run_id)
+    assert run is not None
+    return dict(run.tags)
+
+
 def test_the_jobs(project: Project) -> None:
     resources = {"project": ProjectResource(home=str(project.home.root))}
     configured = {"ops": {"compact_store": {"config": {"keep_last": 1, "grace_s": 0.0}}}}
@@ -200,6 +208,8 @@ def test_the_jobs(project: Project) -> None:
             resources=resources, instance=instance, raise_on_error=False,
         )  # fmt: skip
         assert not failed.success and len(project.store.rollout_files(3)) == 1
+        tags = tags_of(instance, failed)
+    assert tags[FAULT_TAG] == "storage" and "some rounds were not changed" in tags[CAUSE_TAG]
 
 
 @pytest.mark.slow
@@ -213,6 +223,10 @@ def test_the_retention_job_is_a_dry_run_by_default(project: Project) -> None:
                 run_config={"ops": {"retire_rounds": {"config": given}}}, resources=resources, instance=instance
             )
             assert done.success and project.store.count_rollouts(1) == rows
+        refused = RETENTION_JOB.execute_in_process(resources=resources, instance=instance, raise_on_error=False)
+        tags = tags_of(instance, refused)
+    assert not refused.success and tags[FAULT_TAG] == "user_input"
+    assert "set keep_last (number of newest rounds to keep), older_than_days (an age)" in tags[CAUSE_TAG]
 
 
 def test_maintenance_removes_objects_of_interrupted_uploads(project: Project, tmp_path: Path) -> None:
