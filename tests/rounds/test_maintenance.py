@@ -173,6 +173,20 @@ def test_verification_names_every_kind_of_damage(
     assert [file.path for file in verify(project).damaged] == [path]
 
 
+def test_rows_that_were_replaced_after_their_training_are_named(project: Project) -> None:
+    assert verify(project).changed == []
+    compact(project, keep_last=0, grace_s=0)
+    retain(project, Champion(None), keep_last=2)  # type: ignore[arg-type]
+    assert verify(project).changed == [], "compaction and retirement do not change what a training read"
+    (project.store.round_folder(3) / "judged" / "v.parquet").unlink()
+    rows = project.store.rollout_rows(3)
+    project.store.write_judged(3, "v", [JudgedRow(r.row_id, r.group_id, r.run_id, 0, 0.0, {}, "v", 0.0) for r in rows])
+    (said,) = verify(project).changed
+    assert said.startswith("the training of r0003 read rows or a judgement of r0003 that were replaced")
+    checked = CliRunner().invoke(app, ["store", "check"])
+    assert checked.exit_code == 0 and f"changed: {said}" in checked.stdout and "matches" not in checked.stdout
+
+
 def test_the_commands(project: Project) -> None:
     run = CliRunner().invoke
     planned = run(app, ["store", "compact", "--keep-last", "0", "--dry-run"])
