@@ -24,7 +24,9 @@ _WHOLE = 2**53  # larger floats are not exact
 
 
 def round_of(context: dg.AssetExecutionContext) -> int:
-    """Number of this run's round. Raises UserError for a partition that names no round."""
+    """Number of this run's round. Raises UserError without a partition, and for one that names no round."""
+    if not context.has_partition_key:
+        raise UserError("the run was launched without a partition, and works on one round: choose one, such as r0001")
     key = context.partition_key
     if is_round_key(key):
         return round_number(key)

@@ -39,7 +39,7 @@ def rollout_batches(
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    explored = Round(opened, number).explore(engine.connect(opened))
+    explored = Round(opened, number).explore(partial(engine.connect, opened))
     return dg.MaterializeResult(
         metadata={
             "dagster/partition_row_count": explored.rows,

@@ -1,4 +1,4 @@
-"""Run an asset's body as a stage. After a fault, end its Dagster run with the cause as message, metadata and tags.
+"""Run the body of an asset or op as a stage. A fault ends its Dagster run with the cause as message, metadata and tags.
 
 Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags, which also say whether a
 retry can help.
@@ -7,7 +7,7 @@ retry can help.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 
@@ -31,12 +31,17 @@ FAULT_TAGS = frozenset({FAULT_TAG, RETRYABLE_TAG, CAUSE_TAG})
 #: Id of the run that the tags describe; a re-executed run inherits the tags of the failed one.
 FAULT_OF_TAG = "rft/fault_of"
 
+_Result = TypeVar("_Result", bound=dg.MaterializeResult[Any] | None)
 
-def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[..., dg.MaterializeResult[Any]]:
-    """Decorate an asset body whose first parameter is its context: an error ends the run and is reported as a fault."""
+
+def reports_faults(body: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorate the body of an asset or an op, whose first parameter is its context.
+
+    An error ends the run and is reported as a fault.
+    """
 
     @wraps(body)
-    def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
+    def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> _Result:
         try:
             resources = [*args, *kwargs.values()]
             phase = asset_phase(context, body.__name__, resources)
@@ -49,7 +54,7 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
             error = as_fault(raised)
             _tag(context, fault_tags(error, context.run.run_id))
             raise failure(error) from error
-        refused = refusing_checks(result)
+        refused = None if result is None else refusing_checks(result)
         if refused:
             _tag(context, fault_tags(check_failure(refused), context.run.run_id))
         return result

@@ -164,6 +164,13 @@ class DamageRepairedError(DamagedError):
     hint = "the plan repeats the launch that created the files, then this one"
 
 
+class PrerequisiteError(StorageError):
+    """A stage was launched before what it reads was made."""
+
+    retryable = True  # the plan retries it only after the earlier stage is done
+    hint = "do what the message says, then launch the job again; the sensors do both if they are on"
+
+
 class RegistryError(RftError):
     """MLflow did not answer, or answered with an error."""
 

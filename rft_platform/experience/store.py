@@ -94,6 +94,13 @@ class ExperienceStore(RoundNotes):
         """Whether all rows and judgements of a round are on this host, so that reading them fetches nothing."""
         return all(path.exists() for path in (*self.rollout_files(round), *self.judged_files(round)))
 
+    def count_written(self, round: int) -> int:
+        """Number of rows in the rollout files of a round as they were first written, also of retired files."""
+        contents = self.ledger(round).read()
+        entries = {name: retired.entry for name, retired in contents.retired.items()} | contents.files
+        names = contents.rollouts(retired=True)
+        return sum(source.rows for name in names for source in entries[name].sources(name))
+
     def count_rollouts(self, round: int) -> int:
         """Number of rollout rows of a round, read from the ledger only."""
         contents = self.ledger(round).read()

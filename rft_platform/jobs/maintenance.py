@@ -13,6 +13,8 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
+from rft_platform.assets.run_failure import reports_faults
+from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_number
 from rft_platform.jobs.dagster_internals.masked_instance import event_log_file
 from rft_platform.jobs.jobs import kinds_by_job
@@ -60,7 +62,7 @@ class HistoryConfig(dg.Config):
     )
 
 
-def _compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
+def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
     """Compact the store and report the result. If a round could not be compacted, fail after processing all rounds."""
     from rft_platform.rounds.maintenance.store_maintenance import compact
 
@@ -74,7 +76,7 @@ def _compact_store(context: dg.OpExecutionContext, config: CompactionConfig, pro
     })  # fmt: skip
 
 
-def _retire_rounds(
+def retire_rounds(
     context: dg.OpExecutionContext, config: RetentionConfig, project: ProjectResource, registry: RegistryResource
 ) -> None:
     """Retire old rounds and report the result. If a round could not be retired, fail after processing all rounds."""
@@ -111,7 +113,7 @@ def _report(context: dg.OpExecutionContext, problems: list[str], metadata: dict[
     context.log.info(", ".join(f"{name} {value}" for name, value in metadata.items()))
     context.add_output_metadata(metadata)
     if problems:
-        raise dg.Failure("some rounds were not changed:\n" + "\n".join(problems), allow_retries=False)
+        raise StorageError("some rounds were not changed:\n" + "\n".join(problems))
 
 
 def maintenance_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
@@ -120,8 +122,8 @@ def maintenance_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
     def prune_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> None:
         _prune_runs(context, config, names)
 
-    compact = _op(names, "compact_store", _compact_store, "Merge the rollout files of closed rounds.")
-    retire = _op(names, "retire_rounds", _retire_rounds, "Retire the rollouts of old rounds.")
+    compact = _op(names, "compact_store", compact_store, "Merge the rollout files of closed rounds.")
+    retire = _op(names, "retire_rounds", retire_rounds, "Retire the rollouts of old rounds.")
     prune = _op(names, "prune_runs", prune_runs, "Remove event logs and captured output of old runs.")
     return [
         _job(names, "compact_job", [compact], "Merge the explore batches of closed rounds into one file a round."),
@@ -135,7 +137,8 @@ def maintenance_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
 
 
 def _op(names: DagsterNames, name: str, body: Callable[..., None], description: str) -> dg.OpDefinition:
-    return dg.op(name=names.name(name), description=description, out=dg.Out(dg.Nothing))(names.bound(body))
+    bound = names.bound(reports_faults(body))
+    return dg.op(name=names.name(name), description=description, out=dg.Out(dg.Nothing))(bound)
 
 
 def _job(names: DagsterNames, name: str, ops: Sequence[dg.OpDefinition], description: str) -> dg.JobDefinition:

@@ -205,9 +205,11 @@ def _evaluate(
     earlier = read(store, policy.round).evaluated or RoundEvaluation()
     newer = promoted_later(project, registry, policy) if promote else None
     promote = promote and newer is None
+    decided = not promote and earlier.gate_passed is not None  # the model version keeps the numbers of that decision
     promoted = decision.passed and policy.model_version is not None if promote else earlier.promoted
     if not promote:
         why = "" if newer is None else f", because {newer} is newer"
+        why += "; the decision of the earlier evaluation stays" if decided else ""
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation{why}")
     start = evaluation_of(store, 0)
     differences = compared(project, policy, first, champion)
@@ -229,7 +231,8 @@ def _evaluate(
 
     write_report(store.round_folder(policy.round), page, png)
     scores = {**scores_of(first, differences), **(regression.figures() if regression else {})}
-    record_evaluation(project, registry, policy, scores, decision.reason, results)
+    recorded = {name: value for name, value in scores.items() if not (decided and name.startswith("vs_champion/"))}
+    record_evaluation(project, registry, policy, recorded, None if decided else decision.reason, results)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}

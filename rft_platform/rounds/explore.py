@@ -277,8 +277,9 @@ def _held_policy(project: Project, number: int) -> Policy | None:
 class StoredRollouts:
     """The stored batches of a round whose exploration or judgement has not finished.
 
-    A round that was explored and judged completely has no such batches: repeating it samples everything again. A stored
-    batch is sampled again if the retry uses other weights or tasks.
+    A round that was explored and judged completely has no such batches: repeating it samples everything again, which
+    ``Round.explore`` refuses once a training reads the rows. A stored batch is sampled again if the retry uses other
+    weights or tasks.
     """
 
     def __init__(self, project: Project, round_number: int, policies: Mapping[str, Policy]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import PrerequisiteError, UserError
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.quality import (
@@ -72,14 +72,14 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     """Judge a round's stored rollouts, put the judgement in force if it is sound; returns the round's report.
 
     ``other`` replaces the configured judge. Judgements of other judge versions are kept beside the new one. Raises
-    StorageError if the round has no rollouts, JudgeUnavailableError if a judge model does not answer, and UserError if
-    the judgement would replace a different one that a training has read; nothing is stored then.
+    PrerequisiteError if the round has no rollouts, JudgeUnavailableError if a judge model does not answer, and
+    UserError if the judgement would replace a different one that a training has read; nothing is stored then.
     """
     started, store = perf_counter(), project.store
     refuse_damaged_rows(store, round_number, Explored)
     rows = store.rollout_rows(round_number)
     if not rows:
-        raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
+        raise PrerequisiteError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
     chosen = project.settings.algorithm
     judges, pipeline = judges_of(project, other), pipeline_of(project.settings)
     record = read(store, round_number)

@@ -1,5 +1,6 @@
 """The stages of a round, in order: from tasks to weights that are trained, registered, served and evaluated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from rft_platform.rounds.project.record import (
     publish,
     read,
     refuse_if_next_round_is_trained,
+    refuse_if_rows_are_read,
     snapshot_of,
 )
 from rft_platform.rounds.reporting.run_log import machine_watched, record_training
@@ -55,7 +57,7 @@ class Round:
     def run(self, engine: PolicyEngine, trainer: "TrainerClient", registry: "ModelRegistry") -> RoundEvaluation:
         """All stages of the round, in order."""
         self.snapshot()
-        self.explore(engine)
+        self.explore(lambda: engine)
         self.judge()
         self.train(trainer, registry)
         return self.evaluate(engine, registry)
@@ -64,9 +66,15 @@ class Round:
         """Choose the weights that explore: the newest ones that the synchronisation style permits."""
         return snapshot_for(self.project, self.number)
 
-    def explore(self, engine: PolicyEngine) -> Explored:
-        """Roll out the round's tasks with the weights of ``snapshot``; store one row per model call."""
-        return explore(self.project, engine, snapshot_of(self.project.store, self.number), self.number)
+    def explore(self, connect: Callable[[], PolicyEngine]) -> Explored:
+        """Roll out the round's tasks with the weights of ``snapshot``; store one row per model call.
+
+        ``connect`` gives the engine. It is not called, and UserError is raised, if a training reads the stored rows.
+        """
+        store = self.project.store
+        refuse_if_rows_are_read(store, self.number)
+        policy = snapshot_of(store, self.number)
+        return explore(self.project, connect(), policy, self.number)
 
     def collect(self) -> Explored:
         """Store committed rows of production traffic: in online projects instead of ``snapshot`` and ``explore``."""

@@ -1,18 +1,21 @@
 """What the plan learns of launches: failures since the last success, and a run key that was never used."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
 
-from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG
+from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG, fault_tags
+from rft_platform.common.errors import PrerequisiteError
 from rft_platform.definitions import defs
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.maintenance import prune_run_history
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
-from rft_platform.rounds.project.record import Policy, RoundEvaluation, publish, write
+from rft_platform.rounds.project.record import Judged, Policy, RoundEvaluation, publish, write
+from rft_platform.rounds.round import Round
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 FAILED, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS
@@ -106,6 +109,28 @@ def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_
     plan = plan_next(observe(project, launches(instance)))
     assert not plan.actions
     assert "no column x" in plan.failed
+
+
+def test_a_launch_that_came_too_early_does_not_stop_the_plan(instance, project):
+    def failed_too_early(job: str, stage: Callable[[], object]) -> None:
+        with pytest.raises(PrerequisiteError) as early:
+            stage()
+        tags = fault_tags(early.value, "")
+        add_run(instance, job, FAILED, **{name: tags[name] for name in (CAUSE_TAG, RETRYABLE_TAG)})
+
+    def planned() -> list[str]:
+        return [action.run_key for action in plan_next(observe(project, launches(instance))).actions]
+
+    failed_too_early("explore_job", Round(project, 1).snapshot)
+    assert planned() == ["warm_start:r0000:0"]
+    publish(project.store, Policy("f", 0, "d", 0))
+    write(project.store, 0, RoundEvaluation())
+    assert planned() == ["explore:r0001:1"]
+    failed_too_early("explore_job", Round(project, 1).judge)
+    failed_too_early("sync_round_job", lambda: Round(project, 1).train(None, None))
+    assert planned() == ["explore:r0001:2"]
+    write(project.store, 1, Judged(sound=True))
+    assert planned() == ["sync:r0001:1"]
 
 
 def test_between_retries_the_plan_waits_from_the_end_of_the_failed_run(instance, project, monkeypatch):

@@ -85,9 +85,13 @@ def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_a
         assert dg.materialize([phase], instance=instance, partition_key="r9999").success
         result = dg.materialize([phase], instance=instance, partition_key="foo", raise_on_error=False)
         run = instance.get_run_by_id(result.run_id)
-    assert not result.success
-    assert run is not None
+        without = dg.materialize([phase], instance=instance, raise_on_error=False)
+        unpartitioned = instance.get_run_by_id(without.run_id)
+    assert not result.success and not without.success
+    assert run is not None and unpartitioned is not None
     assert (run.tags[FAULT_TAG], run.tags[RETRYABLE_TAG]) == ("user_input", "false")
+    assert (unpartitioned.tags[FAULT_TAG], unpartitioned.tags[RETRYABLE_TAG]) == ("user_input", "false")
+    assert "choose one, such as r0001" in unpartitioned.tags[CAUSE_TAG]
     assert "partition 'foo' is not a round" in run.tags[CAUSE_TAG]
     assert "r9999 to r10000" in run.tags[CAUSE_TAG]
 

@@ -285,6 +285,13 @@ def test_a_chain_is_summed_up_in_a_few_lines(world: World) -> None:
     assert lines[5] == "--all shows every training with its files"
 
 
+def test_the_summary_of_a_chain_names_earlier_trainings_whose_rows_were_replaced(world: World) -> None:
+    world.store.write_rollouts(1, 0, [replace(rollout(1, run), engine="other") for run in range(ROWS)])
+    text = StringIO()
+    print_chain_summary(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160))
+    assert "1 training on 3 rows (the rows of 1 have CHANGED since then) after a warm start" in text.getvalue()
+
+
 def test_a_long_chain_is_printed_in_part(world: World) -> None:
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160), shown=1)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG
 from rft_platform.cli.main import app
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_sealed_json, write_text
@@ -172,6 +173,20 @@ def test_verification_names_every_kind_of_damage(
     assert [file.path for file in verify(project).damaged] == [path]
 
 
+def test_rows_that_were_replaced_after_their_training_are_named(project: Project) -> None:
+    assert verify(project).changed == []
+    compact(project, keep_last=0, grace_s=0)
+    retain(project, Champion(None), keep_last=2)  # type: ignore[arg-type]
+    assert verify(project).changed == [], "compaction and retirement do not change what a training read"
+    (project.store.round_folder(3) / "judged" / "v.parquet").unlink()
+    rows = project.store.rollout_rows(3)
+    project.store.write_judged(3, "v", [JudgedRow(r.row_id, r.group_id, r.run_id, 0, 0.0, {}, "v", 0.0) for r in rows])
+    (said,) = verify(project).changed
+    assert said.startswith("the training of r0003 read rows or a judgement of r0003 that were replaced")
+    checked = CliRunner().invoke(app, ["store", "check"])
+    assert checked.exit_code == 0 and f"changed: {said}" in checked.stdout and "matches" not in checked.stdout
+
+
 def test_the_commands(project: Project) -> None:
     run = CliRunner().invoke
     planned = run(app, ["store", "compact", "--keep-last", "0", "--dry-run"])
@@ -187,6 +202,13 @@ def test_the_commands(project: Project) -> None:
     assert run(app, ["store", "check"]).exit_code == 0
 
 
+def tags_of(instance: dg.DagsterInstance, done: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """The tags of a run that has ended."""
+    run = instance.get_run_by_id(done.run_id)
+    assert run is not None
+    return dict(run.tags)
+
+
 def test_the_jobs(project: Project) -> None:
     resources = {"project": ProjectResource(home=str(project.home.root))}
     configured = {"ops": {"compact_store": {"config": {"keep_last": 1, "grace_s": 0.0}}}}
@@ -200,6 +222,8 @@ def test_the_jobs(project: Project) -> None:
             resources=resources, instance=instance, raise_on_error=False,
         )  # fmt: skip
         assert not failed.success and len(project.store.rollout_files(3)) == 1
+        tags = tags_of(instance, failed)
+    assert tags[FAULT_TAG] == "storage" and "some rounds were not changed" in tags[CAUSE_TAG]
 
 
 @pytest.mark.slow
@@ -213,6 +237,10 @@ def test_the_retention_job_is_a_dry_run_by_default(project: Project) -> None:
                 run_config={"ops": {"retire_rounds": {"config": given}}}, resources=resources, instance=instance
             )
             assert done.success and project.store.count_rollouts(1) == rows
+        refused = RETENTION_JOB.execute_in_process(resources=resources, instance=instance, raise_on_error=False)
+        tags = tags_of(instance, refused)
+    assert not refused.success and tags[FAULT_TAG] == "user_input"
+    assert "set keep_last (number of newest rounds to keep), older_than_days (an age)" in tags[CAUSE_TAG]
 
 
 def test_maintenance_removes_objects_of_interrupted_uploads(project: Project, tmp_path: Path) -> None:

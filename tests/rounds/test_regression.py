@@ -198,7 +198,8 @@ def test_a_repeated_evaluation_keeps_refusals_roll_backs_and_decisions_of_people
     evaluated(0, held_out=10, general=40)
     assert evaluated(1, held_out=30, general=40).promoted
     refused = evaluated(2, held_out=30, general=40)
-    assert again(2, promote=False).gate.endswith("; nothing is promoted by this evaluation")
+    kept = "; nothing is promoted by this evaluation; the decision of the earlier evaluation stays"
+    assert again(2, promote=False).gate.endswith(kept)
     assert list(refused_in_a_row(project, 2)) == [2] and round_line(project, 2).not_promoted == refused.gate_summary
 
     assert evaluated(3, held_out=50, general=40).promoted
@@ -224,12 +225,22 @@ def test_a_version_older_than_the_champion_keeps_its_decision_when_it_is_measure
     evaluated(0, held_out=10, general=40)
     first, second = (evaluated(number, held_out=held_out, general=40) for number, held_out in ((1, 30), (2, 50)))
     assert first.promoted and second.promoted
+    run = registry.training_run(project.config.name)
 
+    def recorded() -> tuple[str, list[tuple[int, float]]]:
+        """The decision that the version has in MLflow, and the rounds' differences from the champion."""
+        history = run.client.get_metric_history(run.run_id, "eval/vs_champion/sampled_pass")
+        (version,) = (each for each in registry.versions() if each.version == 1)
+        return version.tags["gate"], [(point.step, point.value) for point in history]
+
+    before = recorded()
+    assert before[0] == first.gate and [step for step, _ in before[1]] == [2]
     write_json(tmp_path / "solved.json", {"held-out": solved, "general": 40})
     again = evaluate_round(project, engine, registry, 1, force=True)
     assert again.metrics["sampled_pass"] == pytest.approx(solved / TASKS)
     assert (again.promoted, again.gate_passed, again.gate_summary) == (True, True, first.gate)
-    assert again.gate.endswith("; nothing is promoted by this evaluation, because model version 2 is newer")
+    said = "; nothing is promoted by this evaluation, because model version 2 is newer; the decision of the earlier "
+    assert again.gate.endswith(f"{said}evaluation stays") and recorded() == before
     champion = registry.champion()
     assert champion is not None and champion.version == 2
     assert roll_back(project, registry).version == 1

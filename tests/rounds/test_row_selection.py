@@ -4,15 +4,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from simulated import REPEAT, ROWS, Simulated, simulated
 
+from rft_platform.assets.experiences import rollout_batches
+from rft_platform.assets.round_lock import release_rounds
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG
+from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
+from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.selections import read_selection, selection_file, write_selection
-from rft_platform.rounds.explore import StoredRollouts
-from rft_platform.rounds.project.record import Explored, Judged, Policy, TaskBatches, write, write_snapshot
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.resources.names import PLAIN_NAMES
+from rft_platform.resources.project import EngineResource, ProjectResource
+from rft_platform.rounds.explore import StoredRollouts, snapshot_for
+from rft_platform.rounds.project.record import (
+    Explored,
+    Judged,
+    Policy,
+    TaskBatches,
+    set_aside,
+    withdraw,
+    write,
+    write_snapshot,
+)
+from rft_platform.rounds.round import Round
 from rft_platform.rounds.selection import task_selection
 from rft_platform.rounds.selection.row_selection import groups_of, pending_rows, used_groups
 from rft_platform.rounds.selection.task_selection import TaskSelection
@@ -27,7 +46,7 @@ def store_round(world: Simulated, number: int, rows: list[RolloutRow]) -> None:
     world.store.write_rollouts(number, 0, rows)
     world.store.write_judged(number, "v", judged(rows, "v"))
     task_batches = TaskBatches(first_batch=number - 1, batches=1)
-    write(world.store, number, Explored(policy_version=4, task_selection=task_batches))
+    write(world.store, number, Explored(rows=len(rows), policy_version=4, task_selection=task_batches))
     write(world.store, number, Judged(sound=True))
 
 
@@ -87,6 +106,70 @@ def test_rows_are_selected_again_after_one_of_their_rounds_was_explored_again(tm
     store_round(world, 1, again)
     assert world.settle(1).rows == selection.rows
     assert {row["row_id"] for row in world.selected(1)} == {row.row_id for row in again}
+
+
+class Connected(Exception):
+    """The engine was asked for."""
+
+
+def connect() -> PolicyEngine:
+    raise Connected
+
+
+def contents(world: Simulated) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in world.store.root.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("style", "ended"), [("fixed", True), ("fixed", False), ("dynamic_by_trainer", True), ("dynamic_by_trainer", False)]
+)
+def test_a_round_whose_rows_a_training_reads_is_not_explored_again(tmp_path: Path, style: str, ended: bool) -> None:
+    interval = 2 if style == "dynamic_by_trainer" else 1
+    world = simulated(tmp_path, sync_style=style, sync_interval=interval)
+    for number in range(1, interval + 1):
+        snapshot_for(world.project, number)
+        store_round(world, number, rollouts(round=number))
+    with pytest.raises(Connected):
+        Round(world.project, interval).explore(connect)
+    (world.train if ended else world.settle)(1)
+    before = contents(world)
+    with pytest.raises(UserError, match=f"^r000{interval} cannot be explored again, .* training of r0001 reads"):
+        Round(world.project, interval).explore(connect)
+    assert contents(world) == before
+
+
+def test_the_asset_of_a_trained_round_starts_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = simulated(tmp_path)
+    snapshot_for(world.project, 1)
+    store_round(world, 1, rollouts())
+    world.train(1)
+    monkeypatch.setattr(EngineResource, "connect", lambda *_: connect())
+    resource = ProjectResource(home=str(world.project.home.root))
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(PLAIN_NAMES.rounds.name), ["r0001"])
+        done = dg.materialize(
+            [rollout_batches.of(PLAIN_NAMES)], instance=instance, partition_key="r0001", raise_on_error=False,
+            resources={"project": resource, "engine": EngineResource(project=resource), "tables": dg.mem_io_manager},
+        )  # fmt: skip
+        run = instance.get_run_by_id(done.run_id)
+    release_rounds(done.run_id)
+    assert run is not None and run.tags[FAULT_TAG] == "user_input"
+    assert "r0001 cannot be explored again" in run.tags[CAUSE_TAG]
+
+
+def test_a_trained_round_is_explored_again_if_its_rows_were_damaged_or_its_judgement_is_missing(tmp_path: Path) -> None:
+    world = simulated(tmp_path)
+    snapshot_for(world.project, 1)
+    store_round(world, 1, rollouts())
+    world.train(1)
+    withdraw(world.store, 1, Judged)
+    with pytest.raises(Connected):  # it continues with the stored rows
+        Round(world.project, 1).explore(connect)
+    write(world.store, 1, Judged(sound=True))
+    (file,) = world.store.rollout_files(1)
+    set_aside(world.store, 1, DamagedFile(file, "was changed"))
+    with pytest.raises(Connected):
+        Round(world.project, 1).explore(connect)
 
 
 @pytest.mark.parametrize(

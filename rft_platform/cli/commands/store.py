@@ -99,10 +99,12 @@ def check(
             f"{found.rounds:,} rounds, {found.files:,} files, {found.notes:,} notes, {found.checkpoints:,} checkpoints"
         )
         console.print(f"{counts}, {found.bytes / 1e6:,.1f} MB", markup=False)
-        if not found.damaged:
+        if not found.damaged and not found.changed:
             console.print("every size is as recorded" if fast else "every digest matches", markup=False)
         for file in found.damaged:
             console.print(f"damaged: {file.path}: {file.why}", style="red", markup=False, soft_wrap=True)
+        for text in found.changed:
+            console.print(f"changed: {text}", style="yellow", markup=False, soft_wrap=True)
     if set_aside:
         for file in found.damaged:
             if file.path.is_relative_to(project.store.root):

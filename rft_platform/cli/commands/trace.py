@@ -265,6 +265,8 @@ def _before(trainings: "Sequence[TrainingTrace]") -> str:
     count = len(of_rounds(trainings))
     warm_start = len(trainings) - count
     parts = [f"{count:,} training{'' if count == 1 else 's'} on {_rows(total_rows(trainings))} rows"] if count else []
+    changed = sum(training.data_unchanged is False for training in trainings)
+    parts = [f"{part} (the rows of {changed:,} have CHANGED since then)" if changed else part for part in parts]
     parts += [f"a warm start with {warm_start:,} checkpoint{'' if warm_start == 1 else 's'}"] if warm_start else []
     return " after ".join(parts)
 

@@ -89,8 +89,9 @@ def retain(
     """
     if keep_last is None and older_than_days is None:
         raise UserError(
-            "retention needs a limit: give --keep-last (number of newest rounds to keep), --older-than-days (an age), "
-            "or both"
+            "retention needs a limit, and none was given: set keep_last (number of newest rounds to keep), "
+            "older_than_days (an age), or both: keys of the run configuration of retention_job, options --keep-last "
+            "and --older-than-days of `rft store retain`"
         )
     store, report = project.store, Upkeep(dry_run)
     protected = set() if champion_too else champion_rounds(project, registry)

@@ -11,6 +11,7 @@ from rft_platform.common.errors import NAMED, DamagedError, StorageError
 from rft_platform.common.files import digest_file
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.parquet import fetch_unless_here
 from rft_platform.experience.selections import selection_file
@@ -31,6 +32,7 @@ class Verification:
     bytes: int = 0  # of files and checkpoints
     notes: int = 0
     damaged: list[DamagedFile] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)  # rounds whose rows are not those that a training read
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
@@ -39,6 +41,8 @@ class Verification:
 
 def verify(project: Project, *, digest: bool = True) -> Verification:
     """Check rows, archives, judgements, notes and checkpoints against their digests, and notes against manifests.
+
+    The ledgers are compared with the digests that trainings recorded: rows may have been replaced by intact other ones.
 
     Without ``digest`` only the sizes and footers of large files are compared, not every byte.
     """
@@ -51,6 +55,7 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
         found.notes += len(notes)
         found.damaged += filter(None, notes)
         found.damaged += _selection_faults(project, number)
+        found.changed += _changed_rows(project, number)
         if any(file.path == store.ledger(number).path for file in damaged):
             continue
         contents = store.ledger(number).read()
@@ -75,6 +80,21 @@ def _selection_faults(project: Project, number: int) -> Iterator[DamagedFile]:
                 yield DamagedFile(file, "is missing")
             elif digest_file(file) != selection.sha256:
                 yield DamagedFile(file, f"was changed after it was written (sha256 {selection.sha256})")
+
+
+def _changed_rows(project: Project, number: int) -> Iterator[str]:
+    """The rounds whose ledger has other rows or another judgement than the trainings of round ``number`` read."""
+    store = project.store
+    for name in project.policies:
+        with suppress(StorageError):  # the check of the notes and ledgers reports those that cannot be read
+            trained = read(store, number).trained(name)
+            selection = {} if trained is None else trained.lineage.get("row_selection") or {}
+            for key, digest in selection.get("digests", {}).items():
+                if store.digest(int(key), judge_version=selection["judge_versions"][key]) != digest:
+                    yield (
+                        f"the training of {round_key(number)} read rows or a judgement of {round_key(int(key))} that "
+                        "were replaced or removed since: restore the round from a copy if you need them"
+                    )
 
 
 def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:

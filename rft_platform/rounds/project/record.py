@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import PrerequisiteError, StorageError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.common.recorded_paths import from_record, to_record
@@ -364,11 +364,42 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
         )
 
 
+def refuse_if_rows_are_read(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError if an exploration of a complete round would replace rows that a training reads or has read.
+
+    A settled selection counts, whether or not its training has ended. Rounds with damaged rollouts that were set aside
+    may be explored again.
+    """
+    record = read(store, round_number)
+    if not (record.has(Explored) and record.has(Judged)):
+        return
+    training, explored = _first_reader(store, round_number), record.explored
+    if training is None or explored is None or store.count_written(round_number) < explored.rows:
+        return
+    raise UserError(
+        f"{round_key(round_number)} cannot be explored again, because the training of {round_key(training)} reads its "
+        "rows, which new ones would replace: judge it again to compare judges, or start a project with another name "
+        "to sample again"
+    )
+
+
+def _first_reader(store: ExperienceStore, round_number: int) -> int | None:
+    """The first training, of any policy, whose selection names the rows of a round."""
+    for number in store.rounds():
+        record = RoundRecord(store, number)
+        for name in store.notes(number):
+            note, _, policy = name.partition("-")
+            selection = record.selection(policy) if note == ROW_SELECTION else None
+            if selection is not None and round_number in selection.judge_versions:
+                return number
+    return None
+
+
 def required(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round published. Raises StorageError if there is none."""
+    """The policy that a round published. Raises PrerequisiteError if there is none."""
     policy = published(store, round_number, name)
     if policy is None:
-        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
+        raise PrerequisiteError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
     return policy
 
 
@@ -397,19 +428,19 @@ def steps_before(store: ExperienceStore, round_number: int, name: str = DEFAULT_
 
 
 def snapshot_of(store: ExperienceStore, round_number: int, name: str = DEFAULT_POLICY) -> Policy:
-    """The policy that a round explores with: its snapshot. Raises StorageError if none was chosen yet."""
+    """The policy that a round explores with: its snapshot. Raises PrerequisiteError if none was chosen yet."""
     policy = read(store, round_number).snapshot(name)
     if policy is None:
-        raise StorageError(
+        raise PrerequisiteError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
         )
     return policy
 
 
 def needed(policy: Policy | None, round_number: int, oldest: int) -> Policy:
-    """``policy``; StorageError that names what to run if ``round_number`` has none of ``oldest`` or later."""
+    """``policy``; PrerequisiteError that names what to run if ``round_number`` has none of ``oldest`` or later."""
     if policy is None:
-        raise StorageError(
+        raise PrerequisiteError(
             f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
             + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
         )

@@ -96,12 +96,13 @@ def record_evaluation(
     registry: "ModelRegistry",
     policy: Policy,
     scores: Mapping[str, float],
-    gate: str,
+    gate: str | None,
     results: Sequence[EvaluationResult],
 ) -> None:
     """Record the numbers and the report in MLflow, the sinks and the policies' model versions.
 
-    ``results`` are those of all tasksets, whose metrics are recorded as ``eval/<taskset>/<metric>/mean@n``.
+    ``results`` are those of all tasksets, whose metrics are recorded as ``eval/<taskset>/<metric>/mean@n``. With
+    ``gate`` None the model version keeps the decision of an earlier evaluation.
     """
     run = registry.training_run(project.config.name)
     if project.config.group:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.errors import PrerequisiteError, StorageError, UserError
 from rft_platform.common.files import digest_file
 from rft_platform.common.user_code import load_object
 from rft_platform.config.schema.buffer import ReplayBuffer
@@ -230,13 +230,14 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, RowSelectio
 def groups_of(store: ExperienceStore, number: int, policy: str | None = None) -> list[Group]:
     """The groups of a round by its judgement in force, in row order; with ``policy``, only the rows of that policy.
 
-    Raises StorageError if the round is not explored and judged.
+    Raises PrerequisiteError if the round is not explored and judged, StorageError if its judgement was lost.
     """
     snapshot = None if policy is None else snapshot_of(store, number, policy)
     explored, judge_version = read(store, number).explored, store.judge_version(number)
     if explored is None or judge_version is None:
         key, job = round_key(number), "explore_job" if explored is None else "judge_job"
-        raise StorageError(f"{key} has no judgement in force to train on: launch {job} for {key}")
+        kind = StorageError if is_sound(store, number) else PrerequisiteError
+        raise kind(f"{key} has no judgement in force to train on: launch {job} for {key}")
     rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
     version = explored.policy_version
     if snapshot is not None:
