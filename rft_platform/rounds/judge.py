@@ -187,9 +187,12 @@ def _by_row(table: pa.Table) -> dict[str, dict[str, Any]]:
 
 
 def _training_on(project: Project, round_number: int, version: str) -> int | None:
-    """The first round whose training of any policy read the round's rows with this judgement, both as they are now."""
+    """The first round whose training of any policy read the round's rows with this judgement, both as they are now.
+
+    In the dynamic styles a training may read rows of rounds with higher numbers.
+    """
     now = project.store.digest(round_number, judge_version=version)
-    for number in (number for number in project.store.rounds() if number >= round_number):
+    for number in project.store.rounds():
         record = read(project.store, number)
         for name in project.policies:
             trained = record.trained(name)

@@ -221,7 +221,10 @@ def test_a_reward_replaced_by_the_judge_is_reported_once(project: Project, caplo
     assert judge(project, 1).own_rewards_replaced is None
 
 
-def test_a_judgement_that_a_training_read_is_not_replaced_by_another(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("explored", "trained"), [(1, 2), (4, 2)], ids=["later training", "earlier, dynamic style"])
+def test_a_judgement_that_a_training_read_is_not_replaced_by_another(
+    project: Project, tmp_path: Path, explored: int, trained: int
+) -> None:
     factor = tmp_path / "factor.txt"
     factor.write_text("1")
     (tmp_path / "j.py").write_text(
@@ -229,22 +232,22 @@ def test_a_judgement_that_a_training_read_is_not_replaced_by_another(project: Pr
         f"def scaled(task, response): return len(str(response)) * float(Path({str(factor)!r}).read_text())\n"
     )
     chosen, store = other_judge(f"{tmp_path / 'j.py'}:scaled", {}, []), project.store
-    version = judge(project, 1, chosen).judge_version
+    store.write_rollouts(explored, 0, rollouts(project, explored))
+    version = judge(project, explored, chosen).judge_version
     factor.write_text("2")
-    assert judge(project, 1, chosen).judge_version == version  # no training has read the earlier one
-    before = store.digest(1, judge_version=version)
-    lineage = {"row_selection": {"digests": {"1": before}}}
-    write(store, 2, Trained("there", 1, "w", 1, {}, {}, 0.0, lineage=lineage))
-    assert judge(project, 1, chosen).sound  # the same rows
+    assert judge(project, explored, chosen).judge_version == version  # no training has read the earlier one
+    before = store.digest(explored, judge_version=version)
+    lineage = {"row_selection": {"digests": {str(explored): before}}}
+    write(store, trained, Trained("there", 1, "w", 1, {}, {}, 0.0, lineage=lineage))
+    assert judge(project, explored, chosen).sound  # the same rows
     factor.write_text("3")
-    with pytest.raises(
-        UserError, match=rf"training of r0002 read judgement {version} of r0001.* 8 of 8 rows .*version"
-    ):
-        judge(project, 1, chosen)
-    assert store.digest(1, judge_version=version) == before
-    assert judge(project, 1, other_judge("numeric", {}, [])).judge_version != version
-    project.store.write_rollouts(1, 0, [replace(row, run_reward=0.5) for row in rollouts(project, 1)])
-    assert judge(project, 1, chosen).judge_version == version  # explored again: the training read other rows
+    refusal = rf"training of r000{trained} read judgement {version} of r000{explored}.* 8 of 8 rows .*version"
+    with pytest.raises(UserError, match=refusal):
+        judge(project, explored, chosen)
+    assert store.digest(explored, judge_version=version) == before
+    assert judge(project, explored, other_judge("numeric", {}, [])).judge_version != version
+    store.write_rollouts(explored, 0, [replace(row, run_reward=0.5) for row in rollouts(project, explored)])
+    assert judge(project, explored, chosen).judge_version == version  # explored again: the training read other rows
 
 
 def test_an_error_with_another_text_is_no_other_judgement(project: Project, tmp_path: Path) -> None:
