@@ -113,7 +113,7 @@ def _report(context: dg.OpExecutionContext, problems: list[str], metadata: dict[
     context.log.info(", ".join(f"{name} {value}" for name, value in metadata.items()))
     context.add_output_metadata(metadata)
     if problems:
-        raise StorageError("some rounds were not changed:\n" + "\n".join(problems))
+        raise StorageError("some rounds were not changed: " + "; ".join(problems))
 
 
 def maintenance_jobs(names: DagsterNames) -> list[dg.JobDefinition]:

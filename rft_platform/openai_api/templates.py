@@ -26,6 +26,7 @@ CPU_SECONDS = 3.0  # processor time for one conversation
 MEMORY_MB = 1024  # in addition to the memory of the interpreter and its packages
 TEXT_CHARACTERS = 64 << 20  # largest prompt
 ANSWER_TIMEOUT_S = 120.0  # in wall time, for a process that gets no processor time and so never reaches that limit
+_INVALID = ("TemplateSyntaxError", "TemplateAssertionError")  # errors of jinja2 when it compiles a template
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # variables without secrets
 
 
@@ -97,16 +98,20 @@ def load_template(source: str | None) -> str | None:
 
 
 def check_template(source: str, variables: Mapping[str, Any] | None = None) -> None:
-    """Render a test question. Raises UserError if the text ``source`` is no Jinja template or exceeds its limits."""
+    """Render a test question. Raises UserError if the text ``source`` is no Jinja template or exceeds its limits.
+
+    ``variables``: those that the model's tokenizer gives to the template; None: they are not known yet.
+    """
     try:
         template_process().render(source, [[{"role": "user", "content": "2+2?"}]], None, variables or {})
     except TemplateLimitError:
         raise
     except UserError as error:
-        if isinstance(error.__cause__, CallError) and error.__cause__.kind == "TemplateSyntaxError":
-            raise UserError(f"the chat template is not valid Jinja: {error.__cause__.text}; correct it") from error
-        # the template may require conversations of another form
-        LOG.warning("the chat template refuses a plain question: %s", error)
+        cause = error.__cause__
+        if isinstance(cause, CallError) and cause.kind in _INVALID:
+            raise UserError(f"the chat template is not valid Jinja: {cause.text}; correct it") from error
+        if variables is not None:  # the template may require conversations of another form
+            LOG.warning("the chat template refuses a plain question: %s", error)
 
 
 class TemplateLimitError(UserError):

@@ -47,7 +47,8 @@ class Round:
     """One round of a project. Each Dagster asset of a round calls one stage; ``run`` calls all of them.
 
     A stage reads the record of the round, and returns and stores its part. It can be repeated after a crash: it
-    continues from what is stored, and ends with the same result.
+    continues from what is stored, and ends with the same result. Only ``explore`` refuses once a training reads its
+    rows.
     """
 
     project: Project

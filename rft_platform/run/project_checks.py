@@ -38,9 +38,9 @@ def folder_problems(project: Project) -> Iterator[Finding]:
     model = Path(config.model.model_path) if trained else None
     no_room = list(raised(check_room, home.root, model))
     if config.checkpoint_folder is not None and config.trains:
-        place = "checkpoint_root_dir", Path(config.checkpoint_folder)
-        yield from raised(_check_folder, *place)
-        no_room += raised(lambda: check_room(place[1], model, key=place[0]))
+        key, folder = "checkpoint_root_dir", project.checkpoints
+        yield from raised(_check_folder, key, folder)
+        no_room += raised(lambda: check_room(folder, model, key))
     if no_room:
         yield from () if is_finished(project) else no_room
 

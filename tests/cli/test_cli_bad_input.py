@@ -188,7 +188,9 @@ def test_a_folder_of_checkpoints_that_cannot_be_created_is_refused_where_it_is_w
     result = rft("run", "--config", config, "--dry-run")
 
     file = config.parent / "train.jsonl"
-    expected = f"checkpoint_root_dir {file}/checkpoints: {file} is a file; point checkpoint_root_dir at a folder"
+    expected = (
+        f"checkpoint_root_dir {file}/checkpoints/sums/one: {file} is a file; point checkpoint_root_dir at a folder"
+    )
     assert (expected in result.stderr) == (mode == "both"), result.output
     assert result.exit_code == (2 if mode == "both" else 0)
     assert not home.root.exists()

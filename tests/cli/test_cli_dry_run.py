@@ -52,6 +52,10 @@ def refused(result: Result, home: Home) -> str:
             "model.custom_chat_template: chat template 'missing.jinja': neither a file that can be read (",
         ),
         ({"model": {"model_path": "model", "custom_chat_template": "{% for"}}, "the chat template is not valid Jinja"),
+        (
+            {"model": {"model_path": "model", "custom_chat_template": "{{ messages | nosuch }}"}},
+            "the chat template is not valid Jinja: No filter named 'nosuch'",
+        ),
         ({"model": {"model_path": "models:/other"}}, "expected models:/NAME@alias or models:/NAME/3"),
         (
             {"algorithm": {"algorithm_type": "gkd", "teacher_model_path": "models:/big@champion"}},

@@ -204,7 +204,11 @@ def test_missing_thoughts_cost_the_coefficient_of_the_format(arguments: dict[str
     assert f"{TASKSET}.workflow_args with_think and format_score_coef" in str(notices)
     assert "no effect" not in str(notices)
     assert build_judge(config.judge).name == f"1 math + {weight} tags"
-    others = {"default_reward_fn_type": "math_dapo_reward"}, {"workflow_args": {"with_think": False}}
+    others: tuple[dict[str, Any], ...] = (
+        {"default_reward_fn_type": "math_dapo_reward"},
+        {"workflow_args": {"with_think": False}},
+        {"workflow": "math_eval_workflow"},  # it rewards the answer alone
+    )
     for other in others:
         assert value_at(converted(**with_taskset(**keys | other))[0], f"{TASKSET}.judge") == "math"
 
@@ -501,25 +505,43 @@ def test_the_policys_optimizer_of_another_trainer_is_taken_over() -> None:
     assert f"{OF_ACTOR}.lr_warmup_steps_ratio 0.1: the number of steps is not set" in refusal(**foreign)
 
 
-def test_the_optimizer_of_the_algorithm_comes_before_that_of_another_trainer() -> None:
-    own = {"lr": 1e-5, "lr_warmup_steps": 3, "clip_grad": 2.0}
+def test_a_file_with_an_optimizer_of_the_algorithm_keeps_it_as_it_is() -> None:
     data, notices = converted(
-        algorithm={"kl_loss_fn": "none", "optimizer": own}, trainer__trainer_config__actor_rollout_ref__actor=ACTOR
+        algorithm={"kl_loss_fn": "none", "optimizer": {"lr": 1e-5}},
+        trainer__trainer_config__actor_rollout_ref__actor=ACTOR,
     )
-    optimizer = data["algorithm"]["optimizer"]
-    assert own.items() <= optimizer.items() and optimizer["weight_decay"] == 0.1
-    unused = "actor.optim.lr, actor.optim.lr_warmup_steps, actor.optim.lr_warmup_steps_ratio, actor.optim.min_lr_ratio"
-    assert unused in str(notices)
+    assert data["algorithm"]["optimizer"] == {"lr": 1e-5}
+    assert "actor.optim.lr, actor.optim.lr_warmup_steps, actor.optim.lr_warmup_steps_ratio" in str(notices)
 
 
-def test_the_warm_start_takes_over_the_optimizer_of_another_trainer() -> None:
-    staged = stages(algorithm__optimizer__lr=1e-5)
-    staged[0]["trainer"] = {"total_steps": 20, "trainer_config": {"actor_rollout_ref": {"actor": ACTOR}}}
+def test_the_clip_of_the_trainer_comes_before_that_of_another_trainer() -> None:
+    data, notices = converted(
+        algorithm__kl_loss_fn="none", trainer__grad_clip=1.0, trainer__trainer_config__actor_rollout_ref__actor=ACTOR,
+        trainer__total_steps=50,
+    )  # fmt: skip
+    assert (data["algorithm"]["optimizer"]["clip_grad"], data["algorithm"]["optimizer"]["lr"]) == (1.0, 5e-6)
+    assert "actor.grad_clip" in str(notices)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_the_warm_start_takes_over_the_optimizer_of_another_trainer(clip: float | None) -> None:
+    staged = stages()
+    staged[0]["trainer"] = {
+        "total_steps": 20, "grad_clip": clip, "trainer_config": {"actor_rollout_ref": {"actor": ACTOR}}
+    }  # fmt: skip
     data, notices = convert({"stages": staged}, "a.yaml")
     optimizer = data["warm_start"]["optimizer"]
-    assert (optimizer["lr"], optimizer["lr_warmup_steps"], optimizer["weight_decay"]) == (1e-5, 2, 0.1)
-    assert f"stages[0].{OF_ACTOR}.lr has no effect here" in str(notices)
+    assert (optimizer["lr"], optimizer["lr_warmup_steps"], optimizer["weight_decay"]) == (5e-6, 2, 0.1)
+    assert optimizer["clip_grad"] == (clip or 0.5)
     assert f"stages[0].{OF_ACTOR}.weight_decay" not in str(notices)
+
+
+def test_a_stage_with_an_optimizer_of_its_algorithm_keeps_it_as_it_is() -> None:
+    staged = stages(algorithm__optimizer={"lr": 1e-5, "warmup_style": "constant"})
+    staged[0]["trainer"] = {"total_steps": 20, "trainer_config": {"actor_rollout_ref": {"actor": ACTOR}}}
+    data, notices = convert({"stages": staged}, "a.yaml")
+    assert data["warm_start"]["optimizer"] == {"lr": 1e-5, "lr_scheduler_type": "constant"}
+    assert f"stages[0].{OF_ACTOR}.lr has no effect here" in str(notices)
 
 
 def test_critic_settings_without_a_critic_are_reported() -> None:

@@ -90,8 +90,9 @@ def test_an_unused_judgement_of_a_trained_round_is_quarantined_with_a_warning(ex
 def test_the_judgement_in_force_of_a_round_that_has_trained_is_left_to_a_person(explored: Project):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     flip_a_byte(explored.store.judged_file(1))
-    with pytest.raises(StorageError, match="was trained on it"):
+    with pytest.raises(StorageError, match="was trained on it: to create it again, launch judge_job for r0001"):
         judge(explored, 1)
+    assert judge(explored, 1).sound
 
 
 def test_rows_of_a_round_that_has_trained_are_left_to_a_person(explored: Project):

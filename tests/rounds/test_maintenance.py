@@ -223,7 +223,7 @@ def test_the_jobs(project: Project) -> None:
         )  # fmt: skip
         assert not failed.success and len(project.store.rollout_files(3)) == 1
         tags = tags_of(instance, failed)
-    assert tags[FAULT_TAG] == "storage" and "some rounds were not changed" in tags[CAUSE_TAG]
+    assert tags[FAULT_TAG] == "storage" and "r0002/files.json: is not a ledger" in tags[CAUSE_TAG]
 
 
 @pytest.mark.slow

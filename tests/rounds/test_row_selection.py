@@ -11,7 +11,7 @@ from simulated import REPEAT, ROWS, Simulated, simulated
 from rft_platform.assets.experiences import rollout_batches
 from rft_platform.assets.round_lock import release_rounds
 from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import PrerequisiteError, UserError
 from rft_platform.common.files import digest_file
 from rft_platform.common.policy_names import DEFAULT_POLICY
 from rft_platform.experience.integrity import DamagedFile
@@ -108,6 +108,15 @@ def test_rows_are_selected_again_after_one_of_their_rounds_was_explored_again(tm
     assert {row["row_id"] for row in world.selected(1)} == {row.row_id for row in again}
 
 
+@pytest.mark.parametrize("style", ["fixed", "dynamic_by_trainer", "dynamic_by_explorer"])
+def test_a_training_that_is_launched_before_rows_have_landed_selects_none(tmp_path: Path, style: str) -> None:
+    world = simulated(tmp_path, sync_style=style)
+    with pytest.raises(PrerequisiteError, match=r"r0001 has no .*explore_job"):
+        world.settle(1)
+    store_round(world, 1, rollouts())
+    assert world.settle(1).rows["fresh"] == len(rollouts())
+
+
 class Connected(Exception):
     """The engine was asked for."""
 
@@ -155,6 +164,17 @@ def test_the_asset_of_a_trained_round_starts_no_engine(tmp_path: Path, monkeypat
     release_rounds(done.run_id)
     assert run is not None and run.tags[FAULT_TAG] == "user_input"
     assert "r0001 cannot be explored again" in run.tags[CAUSE_TAG]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_round_with_an_unsound_judgement_is_explored_again_unless_it_has_trained(tmp_path: Path, ended: bool) -> None:
+    world = simulated(tmp_path)
+    snapshot_for(world.project, 1)
+    store_round(world, 1, rollouts())
+    (world.train if ended else world.settle)(1)
+    write(world.store, 1, Judged(sound=False))
+    with pytest.raises(UserError if ended else Connected):
+        Round(world.project, 1).explore(connect)
 
 
 def test_a_trained_round_is_explored_again_if_its_rows_were_damaged_or_its_judgement_is_missing(tmp_path: Path) -> None:

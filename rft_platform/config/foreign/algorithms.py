@@ -86,19 +86,19 @@ def _critic(data: Data, section: Data) -> None:
 def policy_optimizer(data: Data, section: Data) -> str:
     """Move the policy's settings from the sections of another framework's trainer to ``section``.
 
-    As in the other system, what ``algorithm.optimizer`` sets is kept, and the other value has no effect. Returns the
-    key of the file that sets the warm-up as a share of all steps.
+    Versions of the other system that know ``algorithm.optimizer`` read nothing else, so a file with that section keeps
+    it as it is. Returns the key of the file that sets the warm-up as a share of all steps.
     """
-    share = _SHARE
-    kept = {name for name in _POLICY.values() if value_at(section, f"optimizer.{name}") is not None}
-    if "lr_warmup_steps" in kept:
-        kept.add("lr_warmup_steps_ratio")
-    for foreign, own in _POLICY.items():
+    share, own = _SHARE, section.get("optimizer") or {}
+    if not isinstance(own, dict) or own.keys() - {"clip_grad"}:  # this key may come from trainer.grad_clip
+        return share
+    clipped = bool(own) or value_at(data, "trainer.grad_clip") is not None
+    for foreign, name in _POLICY.items():
         for found in find(data, f"trainer.trainer_config.{foreign}"):
-            if own in kept or found.section[found.name] is None:
+            if found.section[found.name] is None or (name == "clip_grad" and clipped):
                 continue
-            put(section, f"optimizer.{own}", found.value(), f"{found.shown} and algorithm.optimizer.{own}")
-            share = found.shown if own == "lr_warmup_steps_ratio" else share
+            put(section, f"optimizer.{name}", found.value(), f"{found.shown} and algorithm.optimizer.{name}")
+            share = found.shown if name == "lr_warmup_steps_ratio" else share
     return share
 
 

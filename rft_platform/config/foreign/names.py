@@ -1,7 +1,7 @@
 """Tables from names of Trinity-RFT to names of this platform: workflows, rewards, algorithms and their arguments."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _THINK_AND_ANSWER = (
@@ -90,7 +90,7 @@ WORKFLOWS: Mapping[str, KnownWorkflow] = {
     **dict.fromkeys(("math_workflow", "async_math_workflow"), _MATH),
     **dict.fromkeys(("on_policy_distill_math_workflow", "async_on_policy_distill_math_workflow"), _MATH_BOXED),
     **dict.fromkeys(("math_boxed_workflow", "async_math_boxed_workflow"), _MATH_BOXED),
-    **dict.fromkeys(("math_eval_workflow", "async_math_eval_workflow"), _MATH_BOXED),
+    **dict.fromkeys(("math_eval_workflow", "async_math_eval_workflow"), replace(_MATH_BOXED, thinking_prompt=None)),
     **dict.fromkeys(("math_rm_workflow", "async_math_rm_workflow"), _MATH),
     **dict.fromkeys(("math_ruler_workflow", "async_math_ruler_workflow"), _RULER),
     **dict.fromkeys(("rubric_judge_workflow", "rubric_judge_openai_workflow"), _RUBRIC),

@@ -367,19 +367,20 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
 def refuse_if_rows_are_read(store: ExperienceStore, round_number: int) -> None:
     """Raise UserError if an exploration of a complete round would replace rows that a training reads or has read.
 
-    A settled selection counts, whether or not its training has ended. Rounds with damaged rollouts that were set aside
-    may be explored again.
+    A settled selection counts, whether or not its training has ended, unless the judgement was replaced by an unsound
+    one, so that the training cannot continue. Rounds with damaged rollouts that were set aside may be explored again.
     """
     record = read(store, round_number)
-    if not (record.has(Explored) and record.has(Judged)):
+    explored, judged, training = record.explored, record.judged, _first_reader(store, round_number)
+    if explored is None or judged is None or training is None or store.count_written(round_number) < explored.rows:
         return
-    training, explored = _first_reader(store, round_number), record.explored
-    if training is None or explored is None or store.count_written(round_number) < explored.rows:
+    if not judged.sound and not RoundRecord(store, training).has(Policy):
         return
     raise UserError(
         f"{round_key(round_number)} cannot be explored again, because the training of {round_key(training)} reads its "
-        "rows, which new ones would replace: judge it again to compare judges, or start a project with another name "
-        "to sample again"
+        "rows, which new ones would replace: judge it again to compare judges, or if its judgement is missing; start a "
+        "project with another name to sample again; if its rollouts are damaged, run `rft store check --set-aside` "
+        "first"
     )
 
 

@@ -169,9 +169,10 @@ def refuse_damaged_rows(store: ExperienceStore, round_number: int, needed: type[
         LOG.warning("%s %s: set aside", file.path, file.why)
     key = round_key(round_number)
     if trained and read_by_training:
+        job = "explore_job" if any(file.path.parent.name == ROLLOUTS for file in read_by_training) else "judge_job"
         raise StorageError(
-            f"{_listed(read_by_training)}; set aside. {key} was trained on it: to create it again, launch explore_job "
-            f"for {key}"
+            f"{_listed(read_by_training)}; set aside. {key} was trained on it: to create it again, launch {job} for "
+            f"{key}"
         )
     if had and not read(store, round_number).has(needed):
         raise DamageRepairedError(f"{_listed(found)}; set aside, and the exploration of {key} is repeated")

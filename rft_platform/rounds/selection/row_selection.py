@@ -366,11 +366,16 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
 
 
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
-    """Groups that no training before ``number`` took, in row order, and the last round considered."""
+    """Groups that no training before ``number`` took, in row order, and the last round considered.
+
+    Raises PrerequisiteError if no round has landed since the training before, and replay is off.
+    """
     if not project.config.synchronizer.dynamic:
         return groups_of(project.store, number, parent.name if len(project.policies) > 1 else None), number
     store, before = project.store, read(project.store, number - 1).selection()
     left = pending_rows_by_round(store, before)
+    if not left and not project.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
+        raise PrerequisiteError(f"{round_key(number)} has no new rows to train on: run explore_job for it first")
     taken = _taken(project, number, set(before.left if before else ()))
     groups = [group for n in sorted(left) for group in groups_of(store, n) if group.key not in taken]
     return groups, max([before.landed if before else 0, *left])

@@ -49,8 +49,8 @@ def _check_adapter(model: Any, folder: Path, lora: LoraSpec) -> None:
             "a smaller one, such as 16"
         )
     modules = lora.target_modules
-    if modules == "all-linear":
-        return
+    if modules == "all-linear" or any(weight.ndim > 2 for weight in model.parameters()):
+        return  # peft finds the parts of fused experts by the names that they had as layers
     config = LoraConfig(target_modules=modules if isinstance(modules, str) else list(modules))
     try:
         if any(check_target_module_exists(config, name) for name in layers):

@@ -161,6 +161,12 @@ def test_an_adapter_that_the_model_cannot_have_is_refused(tiny_model: Path, lora
         check_trainable(tiny_model, CONTEXT, lora)
 
 
+def test_an_adapter_of_fused_experts_is_accepted(tmp_path: Path) -> None:
+    """peft adapts them by the names of the layers that they were before they were fused."""
+    config_of("qwen3_moe", {}).save_pretrained(tmp_path)
+    check_trainable(tmp_path, CONTEXT, LoraSpec(4, 8, ("gate_proj", "up_proj", "down_proj")))
+
+
 @pytest.mark.parametrize("modules", ["all-linear", r".*\.[qv]_proj", ("q_proj", "nope"), ("self_attn.v_proj",)])
 def test_an_adapter_of_some_layers_is_accepted(tiny_model: Path, modules: str | tuple[str, ...]) -> None:
     check_trainable(tiny_model, CONTEXT, LoraSpec(4, 8, modules))
